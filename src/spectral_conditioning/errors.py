@@ -1,0 +1,43 @@
+"""Errors meant for the user: one message that names the thing, the value found, the values allowed and the fix.
+
+The command line prints the message alone and exits with status 1; a traceback is left for faults of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SpectralError(Exception):
+    """Base of every error that a user can mend."""
+
+
+class ConditioningError(SpectralError):
+    """A model, layout, setting or checkpoint that conditioning cannot serve. Nothing was changed."""
+
+
+class ConfigError(SpectralError):
+    """An unknown key, a wrong type or values that do not fit together."""
+
+
+class DataError(SpectralError):
+    """A data set that is missing, incomplete or corrupt."""
+
+
+class RecordError(SpectralError):
+    """A run folder or record that cannot be written, read or compared."""
+
+
+def closest(name: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed name that looks most like `name`, or None when none comes near."""
+    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def problems_message(subject: str, problems: list[str]) -> str:
+    """Join every problem found into one message, so that a user mends them in one go."""
+    if len(problems) == 1:
+        return f"{subject}: {problems[0]}"
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    return f"{subject}: {len(problems)} problems\n{lines}"
