@@ -1,0 +1,107 @@
+"""Curves of an arm from its runs' logs, and the step at which a run reached its baseline's final value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from spectral_conditioning.results.metric_log import Curve, curve, first_step_at_least
+from spectral_conditioning.results.records import LogLines, Run
+from spectral_conditioning.results.summary import Arm, Table
+
+# A noisy curve with more points than this is drawn as means of equal stretches of steps.
+MOST_POINTS = 120
+
+
+class Logs:
+    """Each run's log, read once and only when a figure or a sentence needs it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, LogLines] = {}
+
+    def __call__(self, run: Run) -> LogLines:
+        if id(run) not in self._lines:
+            self._lines[id(run)] = run.read_log()
+        return self._lines[id(run)]
+
+
+@dataclass(frozen=True)
+class ArmCurve:
+    """Curves of one arm: per seed, and the mean at the steps that every seed logged."""
+
+    seeds: list[Curve]
+    mean: Curve
+
+
+def curve_name(run: Run) -> str:
+    """The logged metric to follow: the primary one; a metric of the test split is followed on validation."""
+    split, _, own = run.metric.name.partition("/")
+    return f"val/{own}" if split == "test" else run.metric.name
+
+
+def arm_curve(arm: Arm, name: str, logs: Logs, *, shown: Callable[[float], float] = float) -> ArmCurve:
+    """Return the curves of `name` for every run of an arm, values passed through `shown` (the table's unit)."""
+    seeds = []
+    for run in arm.runs:
+        points = [(step, shown(value)) for step, value in curve(logs(run), name)]
+        if points:
+            seeds.append(thin(points))
+    return ArmCurve(seeds, mean_curve(seeds))
+
+
+def mean_curve(seeds: Sequence[Curve]) -> Curve:
+    """Return the mean over seeds at every step that all of them logged."""
+    if not seeds:
+        return []
+    values = [dict(points) for points in seeds]
+    shared = sorted(set(values[0]).intersection(*values[1:]))
+    return [(step, float(np.mean([each[step] for each in values]))) for step in shared]
+
+
+def thin(points: Curve) -> Curve:
+    """Return at most `MOST_POINTS` points: means over equal counts of neighbours, placed at their last step."""
+    if len(points) <= MOST_POINTS:
+        return points
+    groups = np.array_split(np.arange(len(points)), MOST_POINTS)
+    return [(points[int(group[-1])][0], float(np.mean([points[int(i)][1] for i in group]))) for group in groups]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Median step at which an arm's runs reached their own baselines' final value, and how many of them did."""
+
+    step: int | None
+    reached: int
+    of: int
+
+
+def steps_to_baseline(table: Table, arm: Arm, logs: Logs) -> Reached:
+    """When did each run of `arm` first log a value as good as its baseline's at the tested checkpoint?
+
+    For the baseline arm itself: when it first logged its own final value.
+    """
+    pairs = [(run, run) for run in arm.runs] if arm.is_baseline else [(pair.baseline, pair.run) for pair in arm.pairs]
+    found, asked = [], 0
+    for base, run in pairs:
+        target = _final_value(base, logs)
+        if target is None:
+            continue
+        asked += 1
+        step = first_step_at_least(curve(logs(run), curve_name(run)), target, sign=table.metric.sign)
+        if step is not None:
+            found.append(step)
+    return Reached(int(median(found)) if found else None, len(found), asked)
+
+
+def _final_value(base: Run, logs: Logs) -> float | None:
+    """The baseline's value of the followed metric at its tested checkpoint."""
+    if not base.learned:
+        return None
+    if curve_name(base) == base.metric.name:
+        return base.value
+    points = dict(curve(logs(base), curve_name(base)))
+    recorded = base.metrics.get(curve_name(base))
+    return points.get(base.value_step) if recorded is None and base.value_step is not None else recorded

@@ -1,0 +1,138 @@
+"""One paragraph in plain words, made from a table's numbers: what is seen, how sure it is, and nothing more."""
+
+from __future__ import annotations
+
+from spectral_conditioning.results.curves import Logs, Reached, steps_to_baseline
+from spectral_conditioning.results.summary import Arm, Table
+
+# Below this many pairs the difference of an arm is not told from chance here, whatever its size.
+FEW_SEEDS = 5
+
+
+def describe(table: Table, logs: Logs | None = None) -> str:
+    """Return the paragraph on one table. `logs` caches the runs' logs between calls."""
+    logs = logs or Logs()
+    sentences = [_baseline_sentence(table), *_standing_sentences(table), *_failure_sentences(table)]
+    sentences += _saturation_sentences(table)
+    sentences += _speed_sentences(table, logs)
+    sentences += [_certainty_sentence(table), table.standing()]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _baseline_sentence(table: Table) -> str:
+    base = table.baseline
+    assert base is not None
+    where = f"{table.title}, {_seeds(len(base.runs))}"
+    if base.mean is None:
+        return f"{where}: no baseline run learned, so there is nothing to compare with."
+    return f"{where}: the baseline ended at {_number(base, base.mean)} {table.metric.name}."
+
+
+def _standing_sentences(table: Table) -> list[str]:
+    """Which arms ended above, below, and level with the baseline, by the mean paired difference."""
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "level": []}
+    for arm in table.arms:
+        if arm.difference_mean is None:
+            continue
+        if arm.difference_mean == 0:
+            groups["level"].append(arm.label)
+            continue
+        better = table.metric.sign * arm.difference_mean > 0
+        size = _number(arm, abs(arm.difference_mean), unit=False)
+        won = f"ahead in {arm.wins} of {len(arm.differences)} pair{'s' if len(arm.differences) > 1 else ''}"
+        groups["better" if better else "worse"].append(f"{arm.label} by {size} ({won})")
+    unit = " points" if table.metric.percent else ""
+    sentences = []
+    if groups["better"]:
+        sentences.append(f"Better than the baseline by the mean paired difference{_in(unit)}: {_join(groups['better'])}.")
+    if groups["worse"]:
+        sentences.append(f"Worse{_in(unit) if not groups['better'] else ''}: {_join(groups['worse'])}.")
+    if groups["level"]:
+        sentences.append(f"Exactly level: {_join(groups['level'])}.")
+    return sentences
+
+
+def _failure_sentences(table: Table) -> list[str]:
+    sentences = []
+    for arm in table.all_arms:
+        whole = len(arm.runs)
+        if arm.diverged:
+            sentences.append(f"{len(arm.diverged)} of {whole} runs of {arm.label} diverged.")
+        if arm.collapsed:
+            sentences.append(f"{len(arm.collapsed)} of {whole} runs of {arm.label} ended at chance.")
+    if sentences:
+        sentences.append("Those runs are in no mean or difference.")
+    return sentences
+
+
+def _saturation_sentences(table: Table) -> list[str]:
+    arms = [f"{arm.label} ({_most_saturated(arm)})" for arm in table.all_arms if arm.saturated_runs]
+    if not arms:
+        return []
+    return [f"Started with saturated attention (near one-hot, so almost no gradient reaches Q and K): {_join(arms)}."]
+
+
+def _speed_sentences(table: Table, logs: Logs) -> list[str]:
+    """At which step each arm first reached the value that the baseline ended with."""
+    reached = [(arm, steps_to_baseline(table, arm, logs)) for arm in table.all_arms]
+    parts = [_speed(arm, each) for arm, each in reached if each.step is not None]
+    never = [arm.label for arm, each in reached if each.of and each.step is None]
+    if not parts and not never:
+        return []
+    text = f"The baseline's final value was first reached (median over seeds) by {_join(parts)}" if parts else ""
+    if never:
+        text += f"; never by {_join(never)}" if text else f"The baseline's final value was never reached by {_join(never)}"
+    return [f"{text}."]
+
+
+def _speed(arm: Arm, reached: Reached) -> str:
+    some = "" if reached.reached == reached.of else f" ({reached.reached} of {reached.of} runs)"
+    who = "the baseline itself" if arm.is_baseline else arm.label
+    return f"{who} at step {reached.step:,}{some}"
+
+
+def _certainty_sentence(table: Table) -> str:
+    pairs = [len(arm.differences) for arm in table.arms]
+    if not any(pairs):
+        return "No pair learned in both arms, so no difference can be stated."
+    if max(pairs) < FEW_SEEDS:
+        return (
+            f"With at most {_pairs(max(pairs))} an arm these differences are leads, not results: "
+            f"too few seeds to tell a small gain from chance."
+        )
+    clear = [arm for arm in table.arms if arm.p_t_holm is not None and arm.p_t_holm < 0.05]
+    if not clear:
+        return "After Holm's correction no difference is told from chance at the 5 % level (paired t-test)."
+    return (
+        "Told from chance at the 5 % level after Holm's correction (paired t-test): "
+        + _join([f"{arm.label} ({'better' if table.metric.sign * (arm.difference_mean or 0) > 0 else 'worse'})" for arm in clear])
+        + "."
+    )
+
+
+def _most_saturated(arm: Arm) -> str:
+    run = max(arm.runs, key=lambda each: (each.saturation or {}).get("saturated", 0))
+    saturation = run.saturation or {}
+    return f"{saturation.get('saturated')} of {saturation.get('total')} layers"
+
+
+def _number(arm: Arm, value: float, *, unit: bool = True) -> str:
+    return arm.metric.number(value) + (" %" if unit and arm.metric.percent else "")
+
+
+def _in(unit: str) -> str:
+    return f" (in{unit})" if unit else ""
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"
+
+
+def _pairs(count: int) -> str:
+    return f"{count} pair{'s' if count != 1 else ''}"
+
+
+def _join(items: list[str]) -> str:
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"

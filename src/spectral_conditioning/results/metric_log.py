@@ -1,0 +1,53 @@
+"""A run's metrics.jsonl: reading it, and the curves in it.
+
+Each line is `{"step": int, "split": str, name: number or null, …}`. A line that a crash cut off ends the file; it is left
+out. After a resume a step may stand twice: the later line is the one that counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+FILE = "metrics.jsonl"
+Curve = list[tuple[int, float]]
+
+
+def read_metric_log(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of `folder`/metrics.jsonl as dictionaries, [] when there is none."""
+    try:
+        text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = []
+    for text_line in text.splitlines():
+        try:
+            line = json.loads(text_line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def last_step(folder: Path) -> int | None:
+    """Return the highest step that the log of `folder` reached, None when nothing was logged."""
+    return max((line["step"] for line in read_metric_log(folder)), default=None)
+
+
+def curve(lines: Iterable[dict[str, Any]], name: str) -> Curve:
+    """Return [(step, value)] of the metric `split/name`, by rising step; nulls are left out."""
+    split, _, key = name.partition("/")
+    found: dict[int, float] = {}
+    for line in lines:
+        value = line.get(key)
+        if line.get("split") == split and isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[line["step"]] = float(value)
+    return sorted(found.items())
+
+
+def first_step_at_least(points: Curve, target: float, *, sign: int) -> int | None:
+    """Return the first step whose value is as good as `target` (sign +1: higher is better), None if none is."""
+    return next((step for step, value in points if sign * (value - target) >= 0), None)

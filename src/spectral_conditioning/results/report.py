@@ -1,0 +1,133 @@
+"""Files of a comparison: CSV, Markdown, LaTeX, figures, and one index.html that holds everything and needs no network."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spectral_conditioning.errors import RecordError
+from spectral_conditioning.results.describe import describe
+from spectral_conditioning.results.lambda_curve import plot_lambda_curve
+from spectral_conditioning.results.spectra_figures import plot_spectra
+from spectral_conditioning.results.summary import Table
+from spectral_conditioning.results.tables import grid, latex, markdown
+from spectral_conditioning.results.tidy import arms_csv, runs_csv
+from spectral_conditioning.results.training_curves import plot_training_curves
+
+if TYPE_CHECKING:
+    from spectral_conditioning.results.compare import Comparison
+
+# (file name, caption, drawing function)
+_FIGURES: tuple[tuple[str, str, Callable[..., Path | None]], ...] = (
+    ("lambda", "Final value over λ. Every dot is one seed.", lambda table, path, logs: plot_lambda_curve(table, path)),
+    ("training", "Training curves.", plot_training_curves),
+    ("spectra", "Spectra of the projections through training.", plot_spectra),
+)
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1b1b; --soft: #5a5a5a; --line: #d5d5d5; --back: #ffffff; --warn: #8a3b00; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ececec; --soft: #a8a8a8; --line: #444; --back: #161616; --warn: #ffb27a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 78rem; padding: 1.2rem; background: var(--back); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+th { border-bottom: 2px solid var(--soft); } td.number, th.number { text-align: right; white-space: nowrap; }
+td.arm { white-space: nowrap; } td.each, td.remarks { min-width: 12rem; } tbody tr:first-child { font-weight: 600; }
+ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem; } li { overflow-wrap: anywhere; }
+.loud { color: var(--warn); font-weight: 600; } .say { max-width: 60rem; }
+figure { margin: 1.2rem 0; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+figcaption { color: var(--soft); font-size: .88rem; }
+""".strip()
+
+
+def write_outputs(comparison: Comparison, out: Path) -> Path:
+    """Write every file of the comparison below `out` and return the path of index.html.
+
+    compare.csv, compare_arms.csv, compare.md, compare.tex, and for each table <experiment>-lambda.png, -training.png and
+    -spectra.png (the last when spectra were logged). Raises RecordError when `out` cannot be written to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        texts = {
+            "compare.csv": runs_csv(comparison.tables, comparison.pairings),
+            "compare_arms.csv": arms_csv(comparison.tables),
+            "compare.md": markdown(comparison.tables),
+            "compare.tex": latex(comparison.tables),
+        }
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+        figures = [_draw(table, name, out, comparison) for table, name in _named(comparison.tables)]
+        index = out / "index.html"
+        index.write_text(_page(comparison, figures), encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"cannot write the comparison to {out}: {error}. Choose another folder with --out.") from error
+    return index
+
+
+def _named(tables: list[Table]) -> list[tuple[Table, str]]:
+    """Give each table a file name of its own; two tables of one experiment are numbered."""
+    names: list[str] = []
+    for table in tables:
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", table.experiment)
+        count = sum(each.experiment == table.experiment for each in tables[: len(names)])
+        names.append(f"{name}-{count + 1}" if count else name)
+    return list(zip(tables, names, strict=True))
+
+
+def _draw(table: Table, name: str, out: Path, comparison: Comparison) -> list[tuple[Path, str]]:
+    drawn = []
+    for kind, caption, draw in _FIGURES:
+        path = draw(table, out / f"{name}-{kind}.png", comparison.logs)
+        if path is not None:
+            drawn.append((path, caption))
+    return drawn
+
+
+def _page(comparison: Comparison, figures: list[list[tuple[Path, str]]]) -> str:
+    sections = [
+        _section(table, drawn, describe(table, comparison.logs))
+        for table, drawn in zip(comparison.tables, figures, strict=True)
+    ]
+    left_out = [
+        f"<h2>{escape(heading)} ({len(lines)})</h2>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+        for heading, lines in comparison.left_out().items()
+    ]
+    body = "\n".join(["<h1>Spectral conditioning: comparison</h1>", *sections, *left_out])
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Spectral conditioning: comparison</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(table: Table, figures: list[tuple[Path, str]], paragraph: str) -> str:
+    images = [
+        f'<figure><img alt="{escape(table.title)}: {escape(caption)}" src="data:image/png;base64,'
+        f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
+        for path, caption in figures
+    ]
+    notes = "".join(
+        f'<li class="loud">{escape(note)}</li>' if note.startswith(("COMPARED", "Warning")) else f"<li>{escape(note)}</li>"
+        for note in grid(table).notes
+    )
+    return "\n".join(
+        [f"<h2>{escape(table.title)}</h2>", f'<p class="say">{escape(paragraph)}</p>', _html_table(table), f"<ul>{notes}</ul>", *images]
+    )
+
+
+def _html_table(table: Table) -> str:
+    laid = grid(table)
+    kinds = [{"arm": "arm", "remarks": "remarks", "each seed": "each", "each Δ": "each"}.get(name, "number") for name in laid.columns]
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in zip(laid.columns, kinds, strict=True))
+    rows = "".join(
+        "<tr>" + "".join(f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in laid.rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
