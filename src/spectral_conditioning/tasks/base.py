@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from spectral_conditioning.errors import ConfigError, closest
 from spectral_conditioning.tasks.optim import OptimConfig, build_optimizer
 from spectral_conditioning.tasks.streams import Batch
 
@@ -103,9 +101,7 @@ class TaskModule(LightningModule, abc.ABC):
         self.evaluate_batch(batch.samples, batch.counted)
 
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = build_optimizer(
-            self, self.optim, total_steps=self.total_steps, no_decay=self.no_decay()
-        )
+        optimizer, schedule = build_optimizer(self, self.optim, total_steps=self.total_steps, no_decay=self.no_decay())
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def reduce_sum(self, value: Tensor) -> Tensor:
@@ -141,51 +137,3 @@ class Task(abc.ABC):
     def layouts(self) -> Mapping[Any, Any] | None:
         """Attention layouts of the task's own modules, for `condition()`; None where the library knows them all."""
         return None
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskEntry:
-    """Where a task lives: `config` holds its dataclasses (light to import), `implementation` the rest.
-
-    The config module defines `ModelConfig` and `DataConfig` and a function
-    `problems(config) -> list[str]` that names every value that does not fit.
-    """
-
-    config: str
-    implementation: str
-    extra: str
-
-
-TASKS: dict[str, TaskEntry] = {
-    name: TaskEntry(
-        config=f"spectral_conditioning.tasks.{name}.config",
-        implementation=f"spectral_conditioning.tasks.{name}.task",
-        extra=name,
-    )
-    for name in ("imagenet", "lra")
-}
-
-
-def task_entry(name: str) -> TaskEntry:
-    """Return the table entry of a task, or raise ConfigError that names the nearest one."""
-    if name not in TASKS:
-        near = closest(name, TASKS)
-        hint = f"; closest {near!r}" if near else ""
-        raise ConfigError(f"task.name is {name!r}; allowed: {', '.join(TASKS)}{hint}")
-    return TASKS[name]
-
-
-def load_task(name: str) -> Task:
-    """Import a task and its heavy stack; a missing package is a one-line error with the install command."""
-    entry = task_entry(name)
-    try:
-        module = importlib.import_module(entry.implementation)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("spectral_conditioning"):
-            raise
-        raise ConfigError(
-            f"task {name!r} needs the package {error.name!r}, which is not installed: "
-            f"pip install 'spectral-conditioning[{entry.extra}]'"
-        ) from error
-    task: Task = module.TASK
-    return task

@@ -192,6 +192,12 @@ class StreamDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
+    def first_samples(self, count: int) -> Any:
+        """Return the first `count` samples of training, augmented as training will see them and collated by the task."""
+        dataset = SeededDataset(self.train_set, seed=self.seed, stream="augment")
+        keys = self.stream.batch(0)[:count]
+        return self.collate([dataset[key] for key in keys]).samples
+
     def train_dataloader(self) -> DataLoader[Any]:
         batches = TrainBatches(self.stream, start=self.batches_done, **self._ranks())
         return self._loader(self.train_set, batches, "augment")

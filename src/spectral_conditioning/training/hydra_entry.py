@@ -1,0 +1,48 @@
+"""`spectral train`: Hydra runs the jobs; every one of them is composed and checked before the first starts."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from spectral_conditioning.errors import SpectralError
+from spectral_conditioning.training.compose import ROOT, check_jobs, config_directory, expand_sweep
+from spectral_conditioning.training.config import typed
+from spectral_conditioning.training.run import run
+
+log = logging.getLogger(__name__)
+FAILURES: list[str] = []
+
+
+def job(tree: DictConfig) -> None:
+    """Run one job. A failure is told at once and remembered, so that it neither ends a sweep nor hides the next one."""
+    try:
+        run(typed(tree))
+    except SpectralError as error:
+        if not HydraConfig.get().launcher._target_.endswith("BasicLauncher"):
+            raise  # In another process the launcher's own bookkeeping has to see it.
+        print(f"error: {error}", file=sys.stderr)
+        FAILURES.append(str(error))
+
+
+def train(argv: Sequence[str]) -> int:
+    """Run `spectral train`; returns 1 when a job failed, after the others have run."""
+    arguments = get_args_parser().parse_args(list(argv))
+    FAILURES.clear()
+    if not (arguments.help or arguments.hydra_help or arguments.cfg or arguments.info):
+        check_jobs(expand_sweep(arguments.overrides) if arguments.multirun else [arguments.overrides])
+    entry = hydra.main(config_path=str(config_directory()), config_name=ROOT, version_base="1.3")(job)
+    saved, sys.argv = sys.argv, ["spectral train", *argv]
+    try:
+        entry()
+    finally:
+        sys.argv = saved
+    if FAILURES and arguments.multirun:
+        print(f"{len(FAILURES)} jobs failed; the same command runs only what is missing", file=sys.stderr)
+    return 1 if FAILURES else 0

@@ -1,0 +1,98 @@
+"""What a run is: its conditioning, the values that determine what it computes, and the names and folder that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from spectral_conditioning.conditioning import Conditioning
+from spectral_conditioning.errors import ConfigError
+from spectral_conditioning.training.schema import RunConfig
+
+# Values that change where or how fast a run goes but not what it computes; they stay out of the run's identity.
+MACHINE_KEYS = frozenset(
+    {"paths", "logger", "data.workers"}
+    | {f"trainer.{key}" for key in ("devices", "nodes", "threads", "log_every", "progress")}
+    | {f"trainer.{key}" for key in ("accelerator", "checkpoint_every", "keep_checkpoints")}
+)
+
+
+def conditioning(config: RunConfig) -> Conditioning | None:
+    """Return the conditioning of a run, None for the baseline; λ = 0 is the baseline, whatever the correction is called."""
+    values = dataclasses.asdict(config.conditioning)
+    if values["correction"] == "none":
+        if values["lam"] != 0:
+            raise ConfigError(
+                f"conditioning.correction is 'none' but conditioning.lam is {values['lam']}; "
+                f"choose a correction, e.g. conditioning=identity"
+            )
+        return None
+    values.update({key: tuple(values[key]) for key in ("targets", "include", "exclude")})
+    wanted = Conditioning(**values)
+    return None if wanted.is_baseline else wanted
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """Return the values that determine what a run computes, with every name of the baseline made one."""
+    values = dataclasses.asdict(config)
+    chosen = conditioning(config)
+    values["conditioning"] = None if chosen is None else chosen.to_dict()
+    for key in MACHINE_KEYS:
+        *parents, last = key.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        node.pop(last, None)
+    return values
+
+
+def digest(values: Any, length: int = 8) -> str:
+    """Return a short hash of plain values, independent of the order of keys."""
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=list)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()[:length]
+
+
+def pair_digest(config: RunConfig) -> str:
+    """Return a hash of all that must agree between the arms of a comparison: everything but conditioning and seed."""
+    values = identity(config)
+    del values["conditioning"], values["seed"]
+    return digest(values, length=32)
+
+
+def arm_id(chosen: Conditioning | None) -> str:
+    """Return a short folder name for an arm, e.g. `none`, `identity-10`, `identity-10-fused-q`, `polar-1-every1`."""
+    if chosen is None:
+        return "none"
+    parts = [chosen.correction, f"{chosen.lam:g}"]
+    parts += ["relative"] if chosen.relative else []
+    parts += [chosen.placement] if chosen.placement != "full" else []
+    parts += ["".join(chosen.targets)] if tuple(chosen.targets) != ("q", "k", "v") else []
+    parts += [f"every{chosen.refresh_every}"] if chosen.refresh_every else []
+    parts += ["shifted"] if chosen.decay_toward == "zero" else []
+    parts += ["function"] if chosen.preserve == "function" else []
+    parts += [f"only{digest([chosen.include, chosen.exclude], 4)}"] if chosen.include or chosen.exclude else []
+    parts += [f"draw{chosen.seed}"] if chosen.seed else []
+    return "-".join(parts)
+
+
+def arm_label(chosen: Conditioning | None) -> str:
+    """Return the arm's name for tables and plots."""
+    if chosen is None:
+        return "baseline"
+    label = f"{chosen.correction} λ={chosen.lam:g}{' σ_max' if chosen.relative else ''}"
+    label += f" ({chosen.placement}, {''.join(chosen.targets)})"
+    label += f", every {chosen.refresh_every} steps" if chosen.refresh_every else ""
+    label += ", decay on W+C" if chosen.decay_toward == "zero" else ""
+    label += ", function kept" if chosen.preserve == "function" else ""
+    label += f", only {' '.join(chosen.include)}" if chosen.include else ""
+    label += f", not {' '.join(chosen.exclude)}" if chosen.exclude else ""
+    return label + (f", draw {chosen.seed}" if chosen.seed else "")
+
+
+def run_folder(config: RunConfig) -> Path:
+    """Return the run's folder, a function of its configuration: <runs>/<name>/<arm>/seed<k>-<hash>."""
+    arm = arm_id(conditioning(config))
+    return Path(config.paths.runs) / config.name / arm / f"seed{config.seed}-{digest(identity(config))}"

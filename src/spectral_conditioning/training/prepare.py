@@ -1,0 +1,113 @@
+"""Everything of a run that comes before training: data, plain model, conditioning, module. Input errors surface here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from torch import nn
+
+from spectral_conditioning.conditioning import Report, condition
+from spectral_conditioning.errors import ConfigError
+from spectral_conditioning.randomness import seed_all
+from spectral_conditioning.tasks.base import Reported, Task, TaskData, TaskModule
+from spectral_conditioning.tasks.optim import OptimConfig
+from spectral_conditioning.tasks.registry import load_task
+from spectral_conditioning.tasks.streams import StreamDataModule
+from spectral_conditioning.training.identity import conditioning
+from spectral_conditioning.training.record import hash_tensors
+from spectral_conditioning.training.resume import load_checkpoint
+from spectral_conditioning.training.schema import RunConfig
+from spectral_conditioning.training.storage import read_config
+
+
+@dataclasses.dataclass
+class Prepared:
+    """A run with everything built and checked, and nothing trained."""
+
+    config: RunConfig
+    task: Task
+    data: TaskData
+    loader: StreamDataModule
+    steps: int
+    reported: Reported
+    module: TaskModule
+    report: Report | None
+    initial_weights: str
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load the data, build the model and condition it. Raises a SpectralError for whatever does not fit."""
+    task = load_task(config.task.name)
+    data = task.load_data(config)
+    loader = StreamDataModule(
+        train=data.train,
+        val=data.val,
+        test=data.test,
+        batch_size=config.data.batch_size,
+        eval_batch_size=config.data.eval_batch_size,
+        seed=config.seed,
+        workers=config.data.workers,
+        repeats=data.repeats,
+        accumulate=config.trainer.accumulate,
+        collate=data.collate,
+    )
+    steps = total_steps(config, data, loader)
+    model, initial_weights, report = build(config, task, data)
+    recipe = dataclasses.replace(config, optim=_with_warmup_steps(config, loader, steps))
+    module = task.build_module(recipe, model, data, total_steps=steps)
+    return Prepared(config, task, data, loader, steps, task.reported(config), module, report, initial_weights)
+
+
+def build(config: RunConfig, task: Task, data: TaskData) -> tuple[nn.Module, str, Report | None]:
+    """Build the model from the run's seed, hash its plain weights, condition it. Return model, hash and report."""
+    seed_all(config.seed, "init")
+    model = task.build_model(config, data)
+    if config.trainer.precision == "64-true":
+        model = model.double()
+    initial_weights = hash_tensors(model.named_parameters())
+    chosen = conditioning(config)
+    report = None if chosen is None else condition(model, chosen, layouts=task.layouts())
+    return model, initial_weights, report
+
+
+def load_run_model(folder: Path) -> nn.Module:
+    """Rebuild the model of a finished run with its reported weights, conditioned as it was trained."""
+    config = read_config(folder / "config.yaml")
+    task = load_task(config.task.name)
+    model, _, _ = build(config, task, task.load_data(config))
+    model.load_state_dict(load_checkpoint(folder / "checkpoints" / "reported.ckpt")["model"])
+    return model.eval()
+
+
+def total_steps(config: RunConfig, data: TaskData, loader: StreamDataModule) -> int:
+    """Return the number of optimizer steps of the budget; raises ConfigError when it comes to none."""
+    per_epoch = loader.stream.batches_per_epoch / config.trainer.accumulate
+    budget = config.budget
+    if budget.steps is not None:
+        return budget.steps
+    if budget.epochs is not None:
+        steps = int(round(budget.epochs * per_epoch))
+    else:
+        if data.tokens_per_sample is None:
+            raise ConfigError(f"budget.tokens is set, but task {config.task.name!r} has no tokens; use steps or epochs")
+        assert budget.tokens is not None
+        steps = budget.tokens // (data.tokens_per_sample * config.data.batch_size)
+    if steps < 1:
+        raise ConfigError(
+            f"the budget {dataclasses.asdict(budget)} is less than one step ({per_epoch:g} steps an epoch)"
+        )
+    return steps
+
+
+def _with_warmup_steps(config: RunConfig, loader: StreamDataModule, steps: int) -> OptimConfig:
+    """Return the optimizer's settings with the warm-up in steps, also where the recipe counts epochs."""
+    warmup = config.optim.warmup_steps
+    if warmup is None:
+        per_epoch = loader.stream.batches_per_epoch / config.trainer.accumulate
+        warmup = int(round(config.optim.warmup_epochs * per_epoch))
+    if warmup >= steps:
+        raise ConfigError(
+            f"the warm-up takes {warmup} steps but the budget is {steps}; shorten it (optim.warmup_epochs)"
+        )
+    return dataclasses.replace(config.optim, warmup_steps=warmup)
