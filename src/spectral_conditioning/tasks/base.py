@@ -62,6 +62,8 @@ class TaskModule(LightningModule, abc.ABC):
     global generators, which the run path seeds before each step, and never logs by itself.
     """
 
+    evaluated_model: nn.Module
+
     def __init__(self, model: nn.Module, *, optim: OptimConfig, total_steps: int) -> None:
         super().__init__()
         self.model = model
