@@ -35,7 +35,7 @@ class DigitSource(ImageSource):
         return f"digit {self.positions[index]}"
 
     def read(self, index: int) -> bytes:
-        return self.pixels[index].tobytes()
+        return bytes(self.pixels[index])
 
     def listing(self) -> list[str]:
         return [f"{self.positions[i]}|{self.read(i).hex()}|{self.labels[i]}" for i in range(len(self))]

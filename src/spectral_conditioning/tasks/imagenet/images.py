@@ -29,7 +29,7 @@ def decode(encoded: bytes, *, name: str, origin: str) -> Image.Image:
         with warnings.catch_warnings():
             # Damaged EXIF blocks, of which ImageNet has some, do not touch the pixels.
             warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
-            image = Image.open(io.BytesIO(encoded))
+            image: Image.Image = Image.open(io.BytesIO(encoded))
             image.load()
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "not an image that can be identified" if isinstance(error, UnidentifiedImageError) else error
@@ -75,12 +75,16 @@ def input_config(model: ModelConfig, data: DataConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {"crop_pct": data.crop_pct, "interpolation": data.eval_interpolation}
     if model.img_size is not None:
         arguments["input_size"] = (model.in_chans, model.img_size, model.img_size)
-    return resolve_data_config(arguments, pretrained_cfg=pretrained.to_dict() if pretrained else {"input_size": None})
+    resolved: dict[str, Any] = resolve_data_config(
+        arguments, pretrained_cfg=pretrained.to_dict() if pretrained else {"input_size": None}
+    )
+    return resolved
 
 
 def evaluation_transform(inputs: dict[str, Any]) -> Transform:
     """Return timm's evaluation transform for settings from `input_config`."""
-    return create_transform(**inputs, is_training=False)
+    transform: Transform = create_transform(**inputs, is_training=False)
+    return transform
 
 
 def training_transform(inputs: dict[str, Any], data: DataConfig) -> Transform:
@@ -90,7 +94,7 @@ def training_transform(inputs: dict[str, Any], data: DataConfig) -> Transform:
     """
     if not data.augment:
         return evaluation_transform(inputs)
-    return create_transform(
+    transform: Transform = create_transform(
         input_size=inputs["input_size"],
         is_training=True,
         scale=tuple(data.crop_scale),
@@ -105,6 +109,7 @@ def training_transform(inputs: dict[str, Any], data: DataConfig) -> Transform:
         re_mode=data.erasing_mode,
         re_count=data.erasing_count,
     )
+    return transform
 
 
 def describe_inputs(inputs: dict[str, Any]) -> str:

@@ -36,9 +36,10 @@ def build_classifier(model: ModelConfig, *, outputs: int) -> nn.Module:
     # Some models are built without the argument, so naming the three channels they have anyway would fail.
     channels = {} if model.in_chans == 3 else {"in_chans": model.in_chans}
     try:
-        return timm.create_model(model.name, pretrained=False, num_classes=outputs, **channels, **given)
+        built: nn.Module = timm.create_model(model.name, pretrained=False, num_classes=outputs, **channels, **given)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(
             f"timm cannot build {model.name!r} with {shown or 'its own settings'}: {error}; "
             f"set what it does not take to null under task.model"
         ) from error
+    return built

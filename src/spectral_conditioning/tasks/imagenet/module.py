@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
@@ -49,16 +51,19 @@ def mix(mixup: Mixup, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Te
     return images_BCHW, targets_BK
 
 
-def build_loss(model: ModelConfig, *, mixed: bool) -> nn.Module:
+def build_loss(model: ModelConfig, *, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Return timm's loss: binary cross-entropy (mean over classes), or cross-entropy on soft, smoothed or plain labels.
 
     With mixing on, the targets are soft and already smoothed.
     """
+    loss: Callable[[Tensor, Tensor], Tensor]
     if model.loss == "binary_cross_entropy":
-        return BinaryCrossEntropy(smoothing=0.0 if mixed else model.smoothing)
-    if mixed:
-        return SoftTargetCrossEntropy()
-    return LabelSmoothingCrossEntropy(model.smoothing) if model.smoothing else nn.CrossEntropyLoss()
+        loss = BinaryCrossEntropy(smoothing=0.0 if mixed else model.smoothing)
+    elif mixed:
+        loss = SoftTargetCrossEntropy()
+    else:
+        loss = LabelSmoothingCrossEntropy(model.smoothing) if model.smoothing else nn.CrossEntropyLoss()
+    return loss
 
 
 class ClassificationModule(TaskModule):
@@ -80,14 +85,14 @@ class ClassificationModule(TaskModule):
         super().__init__(model, optim=optim, total_steps=total_steps)
         self.classes = classes
         self.mixup = build_mixup(data, smoothing=settings.smoothing, classes=classes)
-        self.loss = build_loss(settings, mixed=self.mixup is not None)
+        self.criterion = build_loss(settings, mixed=self.mixup is not None)
         self._sums: Tensor | None = None
 
     def training_losses(self, samples: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         images_BCHW, targets = samples
         if self.mixup is not None:
             images_BCHW, targets = mix(self.mixup, images_BCHW, targets)
-        return {"loss": self.loss(self.model(images_BCHW), targets)}
+        return {"loss": self.criterion(self.model(images_BCHW), targets)}
 
     def evaluate_batch(self, samples: tuple[Tensor, Tensor], counted: Tensor) -> None:
         images_BCHW, labels_B = samples
