@@ -1,4 +1,4 @@
-"""What happens around each step of a run: seeding, recording, refreshing corrections, averaging weights, stopping on divergence."""
+"""What happens around each step: seeding, recording, refreshing corrections, averaging weights, stopping on divergence."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class RefreshCorrections(Callback):
 
 
 class AverageWeights(Callback):
-    """Exponential moving average of the weights, kept by torch's AveragedModel; evaluated in place of the raw ones if reported."""
+    """Exponential moving average of the weights by torch's AveragedModel, evaluated in place of the raw ones if reported."""
 
     def __init__(self, decay: float, *, report: bool, refreshes: bool) -> None:
         self.decay, self.report, self.refreshes = decay, report, refreshes
@@ -120,7 +120,8 @@ class AverageWeights(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert self.average is not None and isinstance(pl_module, TaskModule)
+        assert self.average is not None
+        assert isinstance(pl_module, TaskModule)
         if optimizer_stepped(trainer, batch_idx):
             self.average.update_parameters(pl_module.model)
 

@@ -47,7 +47,7 @@ CHOICES = {
     "trainer.accelerator": ("cpu", "gpu", "auto"),
     "trainer.precision": PRECISIONS,
     "trainer.progress": ("auto", "bar", "lines", "none"),
-    "logger.wandb": ("off", "offline", "online"),
+    "logger.wandb": ("disabled", "offline", "online"),
     "optim.name": ("adamw",),
     "optim.schedule": SCHEDULES,
     "optim.report": ("raw", "ema"),

@@ -46,54 +46,69 @@ class Fitted:
     seconds: float
 
 
-def fit(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str, resumed: Path | None) -> Fitted:
-    config, module = prepared.config, prepared.module
-    per_epoch = prepared.loader.stream.batches_per_epoch / config.trainer.accumulate
-    selection = Selection(
-        folder.checkpoints, prepared.reported, total_steps=prepared.steps, weights=config.optim.report
-    )
+@dataclasses.dataclass
+class Observers:
+    """The callbacks of a run, in the order in which they act, and those that are asked afterwards."""
+
+    record: Record
+    order: RecordOrder
+    selection: Selection
+    callbacks: list[Callback]
+
+
+def observers(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str) -> Observers:
+    """Build the callbacks that a configuration asks for."""
+    config = prepared.config
+    machine, optim, chosen = config.trainer, config.optim, conditioning(config)
+    selection = Selection(folder.checkpoints, prepared.reported, total_steps=prepared.steps, weights=optim.report)
 
     def on_validation(trainer: Trainer, step: int, values: dict[str, float]) -> None:
         if trainer.state.fn == "fit":
             selection.consider(trainer, step, values)
             progress.validated(trainer, step, values)
 
-    record = Record(sinks, log_every=config.trainer.log_every, steps_per_epoch=per_epoch, on_validation=on_validation)
-    progress = Progress(label, record, style=config.trainer.progress, metric=prepared.reported.metric)
-    order = RecordOrder(prepared.loader)
-    checkpoints = Checkpoints(
-        folder.checkpoints, every=config.trainer.checkpoint_every, keep=config.trainer.keep_checkpoints
+    record = Record(
+        sinks, log_every=machine.log_every, steps_per_epoch=prepared.steps_per_epoch, on_validation=on_validation
     )
-    callbacks: list[Callback] = [SeedSteps(config.seed), order, checkpoints]
-    chosen = conditioning(config)
+    progress = Progress(label, record, style=machine.progress, metric=prepared.reported.metric)
+    order = RecordOrder(prepared.loader)
+    checkpoints = Checkpoints(folder.checkpoints, every=machine.checkpoint_every, keep=machine.keep_checkpoints)
+    # A checkpoint comes before anything that counts the batch about to start.
+    callbacks: list[Callback] = [checkpoints, SeedSteps(config.seed), order]
     if chosen is not None:
         callbacks.append(RefreshCorrections(chosen.refresh_every))
-    if config.optim.ema_decay is not None:
+    if optim.ema_decay is not None:
         refreshes = chosen is not None and chosen.refresh_every > 0
-        callbacks.append(
-            AverageWeights(config.optim.ema_decay, report=config.optim.report == "ema", refreshes=refreshes)
-        )
-    callbacks += [record, progress, selection]
-    trainer = make_trainer(prepared, folder.path, callbacks)
-    if config.trainer.compile:
-        module.model.compile()
+        callbacks.append(AverageWeights(optim.ema_decay, report=optim.report == "ema", refreshes=refreshes))
+    return Observers(record, order, selection, [*callbacks, record, progress, selection])
+
+
+def fit(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str, resumed: Path | None) -> Fitted:
+    """Train to the end of the budget, from the checkpoint `resumed` if there is one, and evaluate the reported weights."""
+    seen = observers(prepared, folder, sinks, label)
+    metrics: dict[str, float] = {}
+    reported_step = diverged_at = None
     started = time.perf_counter()
-    try:
-        with quiet():
-            trainer.fit(module, datamodule=prepared.loader, ckpt_path=resumed, weights_only=True)
-    except Diverged as diverged:
-        return Fitted(
-            {},
-            None,
-            diverged.step,
-            diverged.step,
-            record.skipped_steps,
-            order.hash.digest,
-            time.perf_counter() - started,
-        )
+    with quiet():
+        trainer = make_trainer(prepared, folder.path, seen.callbacks)
+        if prepared.config.trainer.compile:
+            prepared.module.model.compile()
+        try:
+            trainer.fit(prepared.module, datamodule=prepared.loader, ckpt_path=resumed, weights_only=True)
+        except Diverged as diverged:
+            diverged_at = diverged.step
     seconds = time.perf_counter() - started
-    metrics, step = _report(prepared, trainer, selection, record)
-    return Fitted(metrics, step, trainer.global_step, None, record.skipped_steps, order.hash.digest, seconds)
+    if diverged_at is None:
+        metrics, reported_step = _report(prepared, trainer, seen.selection, seen.record)
+    return Fitted(
+        metrics=metrics,
+        reported_step=reported_step,
+        steps=trainer.global_step,
+        diverged_at=diverged_at,
+        skipped_steps=seen.record.skipped_steps,
+        order=seen.order.hash.digest,
+        seconds=seconds,
+    )
 
 
 def _report(prepared: Prepared, trainer: Trainer, selection: Selection, record: Record) -> tuple[dict[str, float], int]:
@@ -165,8 +180,7 @@ def validation_interval(prepared: Prepared) -> int:
         return min(evaluate.every_steps, prepared.steps)
     if evaluate.every_epochs is None:
         return prepared.steps
-    per_epoch = prepared.loader.stream.batches_per_epoch / prepared.config.trainer.accumulate
-    return min(max(1, int(round(evaluate.every_epochs * per_epoch))), prepared.steps)
+    return min(max(1, round(evaluate.every_epochs * prepared.steps_per_epoch)), prepared.steps)
 
 
 @contextlib.contextmanager

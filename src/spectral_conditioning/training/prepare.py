@@ -35,6 +35,11 @@ class Prepared:
     report: Report | None
     initial_weights: str
 
+    @property
+    def steps_per_epoch(self) -> float:
+        """Optimizer steps in one pass over the training set."""
+        return self.loader.stream.batches_per_epoch / self.config.trainer.accumulate
+
 
 def prepare(config: RunConfig) -> Prepared:
     """Load the data, build the model and condition it. Raises a SpectralError for whatever does not fit."""
@@ -87,7 +92,7 @@ def total_steps(config: RunConfig, data: TaskData, loader: StreamDataModule) -> 
     if budget.steps is not None:
         return budget.steps
     if budget.epochs is not None:
-        steps = int(round(budget.epochs * per_epoch))
+        steps = round(budget.epochs * per_epoch)
     else:
         if data.tokens_per_sample is None:
             raise ConfigError(f"budget.tokens is set, but task {config.task.name!r} has no tokens; use steps or epochs")
@@ -105,7 +110,7 @@ def _with_warmup_steps(config: RunConfig, loader: StreamDataModule, steps: int) 
     warmup = config.optim.warmup_steps
     if warmup is None:
         per_epoch = loader.stream.batches_per_epoch / config.trainer.accumulate
-        warmup = int(round(config.optim.warmup_epochs * per_epoch))
+        warmup = round(config.optim.warmup_epochs * per_epoch)
     if warmup >= steps:
         raise ConfigError(
             f"the warm-up takes {warmup} steps but the budget is {steps}; shorten it (optim.warmup_epochs)"

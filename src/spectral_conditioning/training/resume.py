@@ -54,7 +54,7 @@ def save_atomically(trainer: Trainer, path: Path) -> None:
     """Save the trainer's state under a partial name on all ranks and rename it on rank 0."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        trainer.save_checkpoint(partial)
+        trainer.save_checkpoint(partial, weights_only=False)
         if trainer.is_global_zero:
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
@@ -83,6 +83,12 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = trainer.global_step
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning has counted the batch that is about to start as ready and would, after a resume, count it again; the
+        # checkpoint belongs to the end of the batch before.
+        total = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+        total["ready"] = total["started"] = total["completed"]
 
     def _drop_old(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:

@@ -124,7 +124,7 @@ def _saturation(prepared: Prepared) -> dict[str, Any] | None:
 
 def _tracker(prepared: Prepared, folder: RunFolder) -> WandbSink | None:
     config = prepared.config
-    if config.logger.wandb == "off":
+    if config.logger.wandb == "disabled":
         return None
     chosen = conditioning(config)
     tags = [config.task.name, arm_id(chosen), f"seed{config.seed}", *config.logger.tags]

@@ -59,7 +59,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(kw_only=True)
 class TrainerConfig:
-    """The machine: what it is given changes how fast a run goes; `precision`, `compile` and `accumulate` also change its numbers."""
+    """The machine. Most of it changes only how fast a run goes; `precision`, `compile` and `accumulate` also change numbers."""
 
     accelerator: str = "cpu"
     devices: int = 1
@@ -76,9 +76,9 @@ class TrainerConfig:
 
 @dataclasses.dataclass(kw_only=True)
 class LoggerConfig:
-    """wandb: off, offline or online. metrics.jsonl is always written."""
+    """wandb: disabled, offline or online. metrics.jsonl is always written."""
 
-    wandb: str = "off"
+    wandb: str = "disabled"
     project: str = "spectral-conditioning"
     entity: str | None = None
     tags: list[str] = dataclasses.field(default_factory=list)

@@ -39,7 +39,7 @@ class WandbSink:
         self.run = wandb.init(
             mode=mode, dir=str(folder), id=run_id, resume="allow", project=project, entity=entity, group=group, name=name,
             job_type=job_type, tags=tags, config=dict(config), reinit="create_new",
-            settings=wandb.Settings(console="off", silent=True),
+            settings=wandb.Settings(console="disabled", silent=True),
         )  # fmt: skip
         self.run.define_metric("step")
         for split in ("train", "val", "test", "spectra"):

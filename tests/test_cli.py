@@ -1,0 +1,78 @@
+"""The command from outside: exit status, one message, nothing left behind."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def spectral(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "spectral_conditioning.cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["trian"], ["unknown command 'trian'", "closest 'train'"]),
+        (["train", "optim.lrr=1"], ["unknown key 'optim.lrr'", "closest 'optim.lr'"]),
+        (["train", "conditioning=identity", "conditioning.lam=nan"], ["lam", "nan"]),
+        (["train", "seed=0,1"], ["seed=0,1"]),
+        (["compare", "nowhere"], ["nowhere"]),
+    ],
+)
+def test_a_mistake_is_one_message_and_status_one(words: list[str], parts: list[str], tmp_path: Path):
+    ended = spectral(*words, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr
+    for part in parts:
+        assert part in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_every_command_and_every_group(tmp_path: Path):
+    from spectral_conditioning.cli import COMMANDS
+
+    text = spectral("--help", cwd=tmp_path).stdout
+    assert all(name in text for name in ("train", *COMMANDS))
+    text = spectral("train", "--help", cwd=tmp_path).stdout
+    assert all(f"{group.name}:" in text for group in (ROOT / "conf").iterdir() if group.is_dir())
+
+
+def test_importing_the_library_imports_torch_and_nothing_else(tmp_path: Path):
+    # Packages that torch itself brings do not count.
+    script = (
+        "import sys, torch; before = {n.split('.')[0] for n in sys.modules};"
+        "import spectral_conditioning; after = {n.split('.')[0] for n in sys.modules};"
+        "new = {n for n in after - before if n not in sys.stdlib_module_names};"
+        "print(sorted(new))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "['spectral_conditioning']"
+
+
+def test_an_installed_wheel_finds_its_configuration(tmp_path: Path):
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", ".", str(ROOT)]
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    script = (
+        "import spectral_conditioning, pathlib;"
+        "from spectral_conditioning.training.compose import compose_run, config_directory;"
+        "print(pathlib.Path(spectral_conditioning.__file__).parent);"
+        "print(config_directory()); print(compose_run(['conditioning=polar']).name)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    package, conf, name = ended.stdout.split()
+    assert package == str(tmp_path / "site" / "spectral_conditioning")
+    assert conf == f"{package}/conf"
+    assert name == "imagenet/small"

@@ -1,0 +1,130 @@
+"""What is wrong with a configuration is said at once, all of it, with the nearest valid name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spectral_conditioning.errors import ConfigError
+from spectral_conditioning.training.compose import check_jobs, compose_run, config_directory, expand_sweep
+from spectral_conditioning.training.identity import arm_id, conditioning, pair_digest, run_folder
+from spectral_conditioning.training.schema import RunConfig
+from spectral_conditioning.training.storage import read_config, save_config
+
+EXPERIMENTS = sorted(
+    str(path.relative_to(config_directory() / "experiment").with_suffix(""))
+    for path in (config_directory() / "experiment").rglob("*.yaml")
+)
+CHOICES = sorted(path.stem for path in (config_directory() / "conditioning").glob("*.yaml"))
+Make = Callable[..., RunConfig]
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose_run(list(overrides))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("conditioning.lamb=3", ["'conditioning.lamb'", "closest 'conditioning.lam'"]),
+        ("+optim.learning_rate=1", ["unknown key 'optim.learning_rate'"]),
+        ("conditionin=identity", ["'conditionin'", "closest 'conditioning'"]),
+        ("conditioning=identiti", ["conditioning=identiti", "closest 'identity'"]),
+        ("experiment=imagenet/smal", ["experiment=imagenet/smal", "closest 'imagenet/small'"]),
+        ("optim.lr=fast", ["optim.lr is 'fast'", "float"]),
+        ("seed=one", ["seed is 'one'", "whole number"]),
+        ("optim.schedule=cosin", ["optim.schedule is 'cosin'", "closest 'cosine'"]),
+        ("trainer.precision=fp8", ["trainer.precision is 'fp8'", "bf16-mixed"]),
+        ("optim.report=ema", ["optim.ema_decay is null"]),
+        ("budget.steps=5", ["exactly one", "steps=5, epochs=40"]),
+        ("conditioning.lam=2", ["correction is 'none'", "conditioning=identity"]),
+    ],
+)
+def test_a_bad_override_names_thing_value_and_fix(override: str, parts: list[str]):
+    message = refused(override)
+    for part in parts:
+        assert part in message
+
+
+def test_lambda_that_is_no_number_is_refused_by_name():
+    for value in ("nan", "inf", "-1", "big"):
+        message = refused("conditioning=identity", f"conditioning.lam={value}")
+        assert "lam" in message
+        assert value in message
+
+
+def test_every_problem_is_listed():
+    message = refused("optim.lr=-1", "trainer.accumulate=0", "conditioning=identity", "conditioning.targets=[q,x]")
+    for part in ("3 problems", "optim.lr", "trainer.accumulate", "targets"):
+        assert part in message
+
+
+def test_every_unknown_key_is_listed():
+    message = refused("optim.lrr=1", "optm.lr=1")
+    assert "optim.lrr" in message
+    assert "optm.lr" in message
+
+
+def test_experiment_values_lose_to_the_command_line():
+    config = compose_run(["experiment=imagenet/small", "optim.lr=3.5e-4", "conditioning=identity", "conditioning.lam=3"])
+    assert config.optim.lr == 3.5e-4
+    assert config.conditioning.lam == 3
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_named_by_its_file(name: str):
+    extra = ["data.path=somewhere"] if "path" in needs_path(name) else []
+    assert compose_run([f"experiment={name}", *extra]).name == name
+
+
+def needs_path(name: str) -> str:
+    try:
+        compose_run([f"experiment={name}"])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_conditioning_choice_composes_and_has_an_arm_of_its_own(choice: str):
+    arms = {name: arm_id(conditioning(compose_run([f"conditioning={name}"]))) for name in CHOICES}
+    assert len(set(arms.values())) == len(CHOICES)
+    assert (arms[choice] == "none") == (choice == "none")
+
+
+def test_lambda_zero_is_the_baseline_run(tiny: Make):
+    baseline = tiny("conditioning=none")
+    for choice in ("identity", "polar", "identity_fused"):
+        assert run_folder(tiny(f"conditioning={choice}", "conditioning.lam=0")) == run_folder(baseline)
+
+
+def test_the_folder_follows_from_what_is_computed_not_from_where(tiny: Make):
+    base = tiny()
+    same = tiny("trainer.threads=1", "data.workers=2", "logger=wandb_offline", "trainer.checkpoint_every=7")
+    assert run_folder(base) == run_folder(same)
+    for override in ("seed=1", "optim.lr=0.5", "data.batch_size=16", "conditioning=identity", "trainer.accumulate=2"):
+        assert run_folder(tiny(override)) != run_folder(base)
+
+
+def test_arms_and_seeds_share_a_pair_and_recipes_do_not(tiny: Make):
+    base = pair_digest(tiny())
+    assert pair_digest(tiny("conditioning=polar", "seed=3")) == base
+    assert pair_digest(tiny("optim.lr=0.5")) != base
+
+
+def test_a_saved_configuration_reads_back_as_itself(tiny: Make, tmp_path: Path):
+    config = tiny("conditioning=identity_fused", "logger=wandb_offline", "optim.ema_decay=0.9")
+    save_config(config, tmp_path / "config.yaml")
+    again = read_config(tmp_path / "config.yaml")
+    assert run_folder(again) == run_folder(config)
+    assert again == config
+
+
+def test_a_sweep_is_expanded_in_order_and_checked_before_it_starts():
+    jobs = expand_sweep(["conditioning=identity", "conditioning.lam=0,1,10", "seed=0,1"])
+    configs = check_jobs(jobs)
+    assert [(c.conditioning.lam, c.seed) for c in configs] == [(lam, s) for lam in (0, 1, 10) for s in (0, 1)]
+    with pytest.raises(ConfigError, match="lam=-1"):
+        check_jobs(expand_sweep(["conditioning=identity", "conditioning.lam=1,-1"]))
