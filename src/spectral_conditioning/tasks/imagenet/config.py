@@ -164,6 +164,10 @@ def source_problems(model: ModelConfig, data: DataConfig) -> list[str]:
     elif data.source in SOURCES:
         if not data.path:
             found.append(f"data.path is not given, but data.source {data.source!r} reads from it; add data.path=...")
+        if data.image_column == data.label_column:
+            found.append(
+                f"data.image_column and data.label_column are both {data.image_column!r}; a table needs two columns"
+            )
         if model.in_chans != 3:
             found.append(
                 f"task.model.in_chans is {model.in_chans}; data.source {data.source!r} gives colour images: set it to 3"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from spectral_conditioning.tasks.imagenet.images import (
     input_config,
     training_transform,
 )
+from spectral_conditioning.tasks.imagenet.shards import ShardSource
 from spectral_conditioning.tasks.imagenet.sources import ImageSource, fingerprint, open_images
 
 TOP_K = 5
@@ -30,7 +30,15 @@ def open_source(data: DataConfig, *, part: str) -> ImageSource:
     if data.source == "digits":
         return DigitSource(split=split, held_out=part == "val")
     assert data.path is not None
-    return open_images(data.path, split=split, part=part)
+    if data.source == "images":
+        return open_images(data.path, split=split, part=part)
+    if data.source == "shards":
+        return ShardSource(data.path, split=split, part=part)
+    # Imported here: `datasets` takes seconds to import and only tables need it.
+    from spectral_conditioning.tasks.imagenet.tables import open_hub, open_parquet
+
+    open_table = open_hub if data.source == "hub" else open_parquet
+    return open_table(data.path, split=split, part=part, image=data.image_column, label=data.label_column)
 
 
 def check_classes(train: ImageSource, val: ImageSource, *, wanted: int | None) -> None:
@@ -41,6 +49,14 @@ def check_classes(train: ImageSource, val: ImageSource, *, wanted: int | None) -
         raise DataError(
             f"{train.origin}: the classes of {val.split!r} differ from the {len(train.classes)} of {train.split!r}: "
             f"{'; '.join(told) or 'another order'}"
+        )
+    if not len(val):
+        raise DataError(f"{val.origin}: split {val.split!r} holds no image")
+    unseen = np.flatnonzero(np.bincount(train.labels, minlength=len(train.classes)) == 0)
+    if len(unseen):
+        names = ", ".join(train.classes[k] for k in unseen[:8])
+        raise DataError(
+            f"{train.origin}: {len(unseen)} of {len(train.classes)} classes have no training image ({names})"
         )
     if wanted is not None and wanted != len(train.classes):
         raise DataError(
@@ -55,7 +71,6 @@ def chance_levels(train: ImageSource, val: ImageSource) -> dict[str, float]:
     seen, asked = (np.bincount(source.labels, minlength=size) for source in (train, val))
     shares = np.sort(asked)[::-1] / asked.sum()
     levels = {"accuracy": float(shares[0]), "loss": float(-(asked / asked.sum() * np.log(seen / seen.sum())).sum())}
-    assert math.isfinite(levels["loss"])
     if size > TOP_K:
         levels["accuracy_top5"] = float(shares[:TOP_K].sum())
     return levels

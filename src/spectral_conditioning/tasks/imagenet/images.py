@@ -76,7 +76,7 @@ def input_config(model: ModelConfig, data: DataConfig) -> dict[str, Any]:
     if model.img_size is not None:
         arguments["input_size"] = (model.in_chans, model.img_size, model.img_size)
     resolved: dict[str, Any] = resolve_data_config(
-        arguments, pretrained_cfg=pretrained.to_dict() if pretrained else {"input_size": None}
+        arguments, pretrained_cfg=pretrained.to_dict() if pretrained else None
     )
     return resolved
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -194,3 +195,22 @@ def open_images(path: str, *, split: str, part: str) -> FileSource:
             raise DataError(f"data.path {where} is neither a folder nor a zip; expected {LAYOUT} in one of the two")
         return ZipSource(where, split=split, part=part)
     raise DataError(f"data.path {where} does not exist; expected a folder or a zip with {LAYOUT}")
+
+
+def split_files(path: str, *, split: str, part: str, suffix: str) -> list[Path]:
+    """Return the files below `path` that end in `suffix` and have the word `split` in their relative name, sorted.
+
+    `train` is a word of train-00000-of-00294.parquet, data/train/0.parquet and imagenet1k-train-0001.tar. Raises DataError.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise DataError(f"data.path {root} is not a folder; expected one with {suffix} files for each split")
+    files = sorted(root.rglob(f"*{suffix}"))
+    word = re.compile(rf"(?<![a-zA-Z]){re.escape(split)}(?![a-zA-Z])")
+    chosen = [file for file in files if word.search(file.relative_to(root).as_posix())]
+    if not chosen:
+        names = ", ".join(file.relative_to(root).as_posix() for file in files[:5]) or f"no {suffix} file at all"
+        raise DataError(
+            f"{root} holds no {suffix} file named after {split!r}; found {names}. data.{part}_split gives the word"
+        )
+    return chosen
