@@ -42,7 +42,7 @@ def record(
         "hashes": {"initial_weights": f"w{seed}", "order": f"o{seed}", "data": "d", "pair": "p"},
         "saturation": {"layers": [], "saturated": 0, "total": 6}, "diverged_at": None, "skipped_steps": 0,
         "scale": {"parameters": 300_000, "train_samples": 1297, "val_samples": 500}, "config": CONFIG,
-        "versions": {"torch": "2.14.1"}, "code": {"commit": "abc", "dirty": False}, "machine": {"name": "laptop"},
+        "versions": {"torch": "2.14.1"}, "code": {"sources": "s", "commit": "abc", "dirty": False}, "machine": {"name": "laptop"},
         "seconds": {"train": 30.0, "total": 35.0},
     }  # fmt: skip
     for key, changed in changes.items():

@@ -20,17 +20,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "preserve": "weight",
     "include": [],
     "exclude": [],
+    "seed": 0,
 }
-# The correction's own seed follows the run's seed: it does not make another arm.
-_NOT_THE_ARM = frozenset(["seed"])
 
 
 def arm_key(run: Run) -> str:
-    """Return what makes two runs the same arm: all conditioning settings but the seed; every λ = 0 is the baseline."""
+    """Return what makes two runs the same arm: every conditioning setting; all runs with λ = 0 are the baseline."""
     if run.is_baseline:
         return BASELINE
-    settings = {key: value for key, value in (run.conditioning or {}).items() if key not in _NOT_THE_ARM}
-    return json.dumps({**settings, "lam": run.lam}, sort_keys=True)
+    return json.dumps({**(run.conditioning or {}), "lam": run.lam}, sort_keys=True)
 
 
 def arm_order(run: Run) -> tuple[Any, ...]:
@@ -77,8 +75,11 @@ def series_label(run: Run) -> str:
     refresh = settings.get("refresh_every", 0)
     if refresh:
         parts.append("every step" if refresh == 1 else f"every {refresh} steps")
-    parts += [f"{name}={settings[name]}" for name in ("decay_toward", "preserve", "include", "exclude")
-              if name in settings and not _is_default(name, settings[name])]
+    parts += [
+        f"{name}={settings[name]}"
+        for name in ("relative", "decay_toward", "preserve", "include", "exclude", "seed")
+        if name in settings and not _is_default(name, settings[name])
+    ]
     return f"{settings.get('correction', 'conditioned')} ({', '.join(parts)})"
 
 
@@ -98,6 +99,6 @@ def _rank(value: Any, order: tuple[str, ...]) -> int:
 
 def _differing(runs: list[Run]) -> list[str]:
     settings = [{**(run.conditioning or {}), "lam": run.lam} for run in runs]
-    names = sorted({name for each in settings for name in each} - _NOT_THE_ARM)
+    names = sorted({name for each in settings for name in each})
     varied = [name for name in names if len({json.dumps(each.get(name), default=str) for each in settings}) > 1]
     return [", ".join(f"{name}={each.get(name)}" for name in varied) for each in settings]

@@ -47,7 +47,10 @@ class Comparison:
 
 
 def compare(
-    paths: Sequence[str | Path] = (), *, collection: Collection | None = None, allow: Sequence[str] = (),
+    paths: Sequence[str | Path] = (),
+    *,
+    collection: Collection | None = None,
+    allow: Sequence[str] = (),
     experiments: Path | None = None,
 ) -> Comparison:
     """Collect the records below `paths` (or take a `collection` read elsewhere), pair them and build the tables.
@@ -64,14 +67,31 @@ def compare(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line of `spectral compare`."""
     parser.add_argument("runs", nargs="*", metavar="RUNS", help="folders with runs, run folders or result.json files")
-    parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="where compare.csv, compare.md, compare.tex, the figures and index.html go "
-                        "(default: 'compare' in the folder that holds all RUNS)")
-    parser.add_argument("--allow-unequal", nargs="+", action="extend", default=[], metavar="REASON", choices=list(REASONS),
-                        help=f"compare pairs although these differ, and say so on the table: {', '.join(REASONS)}")
-    parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="read the records from Weights & Biases instead of folders")
-    parser.add_argument("--experiments", type=Path, metavar="DIR",
-                        help="folder of <family>/paper.csv (default: the one that belongs to this program)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where compare.csv, compare.md, compare.tex, the figures and index.html go "
+        "(default: 'compare' in the folder that holds all RUNS)",
+    )
+    parser.add_argument(
+        "--allow-unequal",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="REASON",
+        choices=list(REASONS),
+        help=f"compare pairs although these differ, and say so on the table: {', '.join(REASONS)}",
+    )
+    parser.add_argument(
+        "--wandb", metavar="ENTITY/PROJECT", help="read the records from Weights & Biases instead of folders"
+    )
+    parser.add_argument(
+        "--experiments",
+        type=Path,
+        metavar="DIR",
+        help="folder of <family>/paper.csv (default: the one that belongs to this program)",
+    )
     parser.add_argument("--table-only", action="store_true", help="print the table; write no files")
 
 
@@ -85,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
     if args.wandb:
         from spectral_conditioning.results.wandb_source import collect_wandb
 
-        comparison = compare(collection=collect_wandb(args.wandb), allow=args.allow_unequal, experiments=args.experiments)
+        comparison = compare(
+            collection=collect_wandb(args.wandb), allow=args.allow_unequal, experiments=args.experiments
+        )
     else:
         comparison = compare(args.runs, allow=args.allow_unequal, experiments=args.experiments)
     print_comparison(comparison)

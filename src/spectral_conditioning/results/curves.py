@@ -30,10 +30,15 @@ class Logs:
 
 @dataclass(frozen=True)
 class ArmCurve:
-    """Curves of one arm: per seed, and the mean at the steps that every seed logged."""
+    """Curves of one arm: of the seeds that learned and of those that failed, and the mean of the former."""
 
-    seeds: list[Curve]
+    learned: list[Curve]
+    failed: list[Curve]
     mean: Curve
+
+    @property
+    def empty(self) -> bool:
+        return not (self.learned or self.failed)
 
 
 def curve_name(run: Run) -> str:
@@ -44,12 +49,13 @@ def curve_name(run: Run) -> str:
 
 def arm_curve(arm: Arm, name: str, logs: Logs, *, shown: Callable[[float], float] = float) -> ArmCurve:
     """Return the curves of `name` for every run of an arm, values passed through `shown` (the table's unit)."""
-    seeds = []
+    learned: list[Curve] = []
+    failed: list[Curve] = []
     for run in arm.runs:
         points = [(step, shown(value)) for step, value in curve(logs(run), name)]
         if points:
-            seeds.append(thin(points))
-    return ArmCurve(seeds, mean_curve(seeds))
+            (learned if run.learned else failed).append(thin(points))
+    return ArmCurve(learned, failed, mean_curve(learned))
 
 
 def mean_curve(seeds: Sequence[Curve]) -> Curve:

@@ -7,6 +7,8 @@ from spectral_conditioning.results.summary import Arm, Table
 
 # Below this many pairs the difference of an arm is not told from chance here, whatever its size.
 FEW_SEEDS = 5
+# A longer list of arms is cut short: the table has them all.
+MOST_NAMED = 6
 
 
 def describe(table: Table, logs: Logs | None = None) -> str:
@@ -15,7 +17,7 @@ def describe(table: Table, logs: Logs | None = None) -> str:
     sentences = [_baseline_sentence(table), *_standing_sentences(table), *_failure_sentences(table)]
     sentences += _saturation_sentences(table)
     sentences += _speed_sentences(table, logs)
-    sentences += [_certainty_sentence(table), table.standing()]
+    sentences += [_certainty_sentence(table), _choice_sentence(table), table.standing()]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -29,27 +31,30 @@ def _baseline_sentence(table: Table) -> str:
 
 
 def _standing_sentences(table: Table) -> list[str]:
-    """Which arms ended above, below, and level with the baseline, by the mean paired difference."""
-    groups: dict[str, list[str]] = {"better": [], "worse": [], "level": []}
-    for arm in table.arms:
-        if arm.difference_mean is None:
-            continue
-        if arm.difference_mean == 0:
-            groups["level"].append(arm.label)
-            continue
-        better = table.metric.sign * arm.difference_mean > 0
-        size = _number(arm, abs(arm.difference_mean), unit=False)
-        won = f"ahead in {arm.wins} of {len(arm.differences)} pair{'s' if len(arm.differences) > 1 else ''}"
-        groups["better" if better else "worse"].append(f"{arm.label} by {size} ({won})")
-    unit = " points" if table.metric.percent else ""
+    """Which arms ended above, below, and level with the baseline, by the mean paired difference; largest first."""
+    gains = {
+        arm.label: (table.metric.sign * arm.difference_mean, arm)
+        for arm in table.arms
+        if arm.difference_mean is not None
+    }
+    ranked = sorted(gains.values(), key=lambda each: -abs(each[0]))
+    unit = " (in points)" if table.metric.percent else ""
     sentences = []
-    if groups["better"]:
-        sentences.append(f"Better than the baseline by the mean paired difference{_in(unit)}: {_join(groups['better'])}.")
-    if groups["worse"]:
-        sentences.append(f"Worse{_in(unit) if not groups['better'] else ''}: {_join(groups['worse'])}.")
-    if groups["level"]:
-        sentences.append(f"Exactly level: {_join(groups['level'])}.")
-    return sentences
+    for word, chosen in (
+        ("Better", [arm for gain, arm in ranked if gain > 0]),
+        ("Worse", [arm for gain, arm in ranked if gain < 0]),
+    ):
+        if chosen:
+            sentences.append(
+                f"{word} than the baseline by the mean paired difference{unit}: {_join([_gain(arm) for arm in chosen])}."
+            )
+    level = [arm.label for gain, arm in ranked if gain == 0]
+    return sentences + ([f"Exactly level: {_join(level)}."] if level else [])
+
+
+def _gain(arm: Arm) -> str:
+    pairs = len(arm.differences)
+    return f"{arm.label} by {_number(arm, abs(arm.difference_mean or 0.0), unit=False)} (ahead in {arm.wins} of {_pairs(pairs)})"
 
 
 def _failure_sentences(table: Table) -> list[str]:
@@ -75,13 +80,17 @@ def _saturation_sentences(table: Table) -> list[str]:
 def _speed_sentences(table: Table, logs: Logs) -> list[str]:
     """At which step each arm first reached the value that the baseline ended with."""
     reached = [(arm, steps_to_baseline(table, arm, logs)) for arm in table.all_arms]
+    # The baseline's own step first, then the arms from the fastest.
+    reached.sort(key=lambda pair: (not pair[0].is_baseline, pair[1].step or 0))
     parts = [_speed(arm, each) for arm, each in reached if each.step is not None]
     never = [arm.label for arm, each in reached if each.of and each.step is None]
     if not parts and not never:
         return []
     text = f"The baseline's final value was first reached (median over seeds) by {_join(parts)}" if parts else ""
     if never:
-        text += f"; never by {_join(never)}" if text else f"The baseline's final value was never reached by {_join(never)}"
+        text += (
+            f"; never by {_join(never)}" if text else f"The baseline's final value was never reached by {_join(never)}"
+        )
     return [f"{text}."]
 
 
@@ -105,9 +114,21 @@ def _certainty_sentence(table: Table) -> str:
         return "After Holm's correction no difference is told from chance at the 5 % level (paired t-test)."
     return (
         "Told from chance at the 5 % level after Holm's correction (paired t-test): "
-        + _join([f"{arm.label} ({'better' if table.metric.sign * (arm.difference_mean or 0) > 0 else 'worse'})" for arm in clear])
+        + _join(
+            [
+                f"{arm.label} ({'better' if table.metric.sign * (arm.difference_mean or 0) > 0 else 'worse'})"
+                for arm in clear
+            ]
+        )
         + "."
     )
+
+
+def _choice_sentence(table: Table) -> str:
+    """The best of many arms looks better than it is."""
+    if len(table.arms) <= MOST_NAMED:
+        return ""
+    return f"The best of {len(table.arms)} arms was chosen by its result, so its gain is overstated: repeat it with new seeds."
 
 
 def _most_saturated(arm: Arm) -> str:
@@ -120,10 +141,6 @@ def _number(arm: Arm, value: float, *, unit: bool = True) -> str:
     return arm.metric.number(value) + (" %" if unit and arm.metric.percent else "")
 
 
-def _in(unit: str) -> str:
-    return f" (in{unit})" if unit else ""
-
-
 def _seeds(count: int) -> str:
     return f"{count} seed{'s' if count != 1 else ''}"
 
@@ -133,6 +150,9 @@ def _pairs(count: int) -> str:
 
 
 def _join(items: list[str]) -> str:
+    """`a, b and c`; of a long list the first few and how many more there are."""
+    if len(items) > MOST_NAMED:
+        items = [*items[: MOST_NAMED - 1], f"{len(items) - MOST_NAMED + 1} more"]
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} and {items[-1]}"

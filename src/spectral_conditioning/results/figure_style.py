@@ -11,13 +11,15 @@ from spectral_conditioning.errors import RecordError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from spectral_conditioning.results.curves import ArmCurve
+
 # Okabe and Ito (2008), without yellow, which is too faint on white; black is the baseline's.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F3C8D")
 BASELINE_COLOUR = "#000000"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 LINES = ("-", "--", "-.", ":")
 DPI = 150
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
@@ -64,6 +66,32 @@ def new_figure(rows: int, columns: int, *, width: float, height: float, **kwargs
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
     return figure, axes
+
+
+def draw_curve(axis: Any, lines: ArmCurve, *, colour: Any, line: str = "-") -> None:
+    """Draw one arm: its mean bold, each seed thin, seeds that failed (and are in no mean) dotted."""
+    for points in lines.learned:
+        axis.plot(*zip(*points, strict=True), color=colour, linewidth=0.6, alpha=0.35, linestyle=line)
+    for points in lines.failed:
+        axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, alpha=0.9, linestyle=":")
+    if lines.mean:
+        axis.plot(*zip(*lines.mean, strict=True), color=colour, linewidth=1.7, linestyle=line)
+
+
+def curve_handle(colour: Any, label: str, line: Any = "-") -> Any:
+    """A legend entry for `draw_curve`."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, label=label, linestyle=line, linewidth=1.7)
+
+
+def curve_key(curves: Iterable[ArmCurve]) -> str:
+    """Say what the lines of `draw_curve` mean, as far as they occur."""
+    curves = list(curves)
+    parts = ["bold: mean over seeds", "thin: each seed"] if any(len(each.learned) > 1 for each in curves) else []
+    if any(each.failed for each in curves):
+        parts.append("dotted: diverged or at chance, in no mean")
+    return f"\n({'; '.join(parts)})" if parts else ""
 
 
 def legend_below(figure: Figure, handles: Iterable[Any]) -> None:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from spectral_conditioning.results.arms import lambda_in_sigma, series_label
 from spectral_conditioning.results.figure_style import BASELINE_COLOUR, legend_below, new_figure, save, style
 from spectral_conditioning.results.summary import Arm, Table
 
-# Series at one λ stand this far apart, in points, so that their dots do not cover each other.
-_DODGE = 4.0
+# Series at one λ stand side by side over this width, in points, so that their dots do not cover each other.
+_DODGE = 26.0
+_MOST_DODGE = 7.0
+# Values spread over this many times the range in which most of them lie get a close-up of that range.
+_CLOSE_UP = 3.0
+MOST_SERIES = 6
+# (heading, which series: of correction, placement, and whether all of q, k and v are conditioned)
+_GROUPS: tuple[tuple[str, Callable[[str, str, bool], bool]], ...] = (
+    (", identity on q, k and v by placement", lambda correction, _, every: correction == "identity" and every),
+    (", identity by targets", lambda correction, placement, every: correction == "identity" and (
+        not every or placement == "full")),
+    (", other corrections", lambda correction, placement, every: correction != "identity"),
+)  # fmt: skip
+_AXES = (("λ, added to the weights (symlog scale)", False), ("λ in units of σ_max(W) (symlog scale)", True))
 
 
 def lambda_series(table: Table) -> dict[str, list[Arm]]:
@@ -22,45 +36,92 @@ def lambda_series(table: Table) -> dict[str, list[Arm]]:
     return {name: sorted(arms, key=lambda arm: arm.runs[0].lam) for name, arms in series.items()}
 
 
-def plot_lambda_curve(table: Table, path: Path) -> Path:
-    """Draw every seed as a dot and each series' mean as a line; λ in weight units and λ in σ_max(W) have a panel each."""
-    from matplotlib.lines import Line2D
+def plot_lambda_curve(table: Table, path: Path) -> list[Path]:
+    """Draw every seed as a dot and each series' mean as a line; λ in weight units and λ in σ_max(W) have a panel each.
 
+    Where a few arms ended far off, a first row shows the range of the others close up. Too many series for one figure go
+    to one for placements, one for targets and one for other corrections: `<path>`, `<path>-2.png`, …
+    """
     series = lambda_series(table)
+    groups = {"": series}
+    if len(series) > MOST_SERIES:
+        groups = {name: chosen for name, wanted in _GROUPS if (chosen := _chosen(series, wanted))}
+    return [
+        _figure(table, name, chosen, path if not index else path.with_stem(f"{path.stem}-{index + 1}"))
+        for index, (name, chosen) in enumerate(groups.items())
+    ]
+
+
+def _chosen(series: dict[str, list[Arm]], wanted: Callable[[str, str, bool], bool]) -> dict[str, list[Arm]]:
+    chosen = {}
+    for name, arms in series.items():
+        settings = arms[0].runs[0].conditioning or {}
+        every_target = set(settings.get("targets", "qkv")) == set("qkv")
+        if wanted(settings.get("correction", ""), settings.get("placement", "full"), every_target):
+            chosen[name] = arms
+    return chosen
+
+
+def _figure(table: Table, group: str, series: dict[str, list[Arm]], path: Path) -> Path:
     panels = [
         (label, chosen)
-        for label, in_sigma in (("λ (added to the weights; symlog scale)", False), ("λ (in units of σ_max(W); symlog scale)", True))
-        if (chosen := [name for name, arms in series.items() if lambda_in_sigma(arms[0].runs[0]) == in_sigma])
+        for label, in_sigma in _AXES
+        if (chosen := {name: arms for name, arms in series.items() if lambda_in_sigma(arms[0].runs[0]) == in_sigma})
     ]
-    sizes = [3.2 if len(_lambdas(series, names)) < 3 else 6.0 for _, names in panels]
+    sizes = [3.2 if len(_lambdas(chosen.values())) < 3 else 6.0 for _, chosen in panels]
+    arms = [*table.all_arms[:1], *(arm for chosen in series.values() for arm in chosen)]
+    zoom = close_up_range(arms)
+    rows = 2 if zoom else 1
     figure, axes = new_figure(
-        1, len(panels), width=max(6.5, sum(sizes) + 0.8), height=4.4 + 0.1 * len(series), sharey=True, width_ratios=sizes
-    )
+        rows, len(panels), width=max(6.5, sum(sizes) + 0.8), height=0.9 + 3.3 * rows + 0.1 * len(series),
+        sharey="row", width_ratios=sizes,
+    )  # fmt: skip
     index_of = {name: index for index, name in enumerate(series)}
-    for axis, (label, names) in zip(axes[0], panels, strict=True):
-        _panel(axis, table, {name: series[name] for name in names}, index_of)
-        axis.set_xlabel(label)
-    axes[0][0].set_ylabel(f"{table.metric.label}, {table.metric.direction}")
-    figure.suptitle(f"{table.title}: final value over λ", fontsize=11)
-    handles: list[Any] = [Line2D([], [], color=BASELINE_COLOUR, marker="o", linestyle="--", label=_baseline_label(table))]
-    handles += [Line2D([], [], label=name, **style(index)) for name, index in index_of.items()]
-    handles += _mark_handles(table)
-    legend_below(figure, handles)
+    for row_index, row in enumerate(axes):
+        for axis, (label, chosen) in zip(row, panels, strict=True):
+            _panel(axis, table, chosen, index_of)
+            axis.set_xlabel(label)
+        row[0].set_ylabel(f"{table.metric.label}, {table.metric.direction}")
+        if zoom and row_index == 0:
+            row[0].set_ylim(*zoom)
+            row[0].set_title("close-up; the row below shows every run", fontsize=9, loc="left")
+    figure.suptitle(f"{table.title}: final value over λ{group}", fontsize=11)
+    legend_below(figure, _handles(arms, index_of))
     return save(figure, path)
 
 
+def close_up_range(arms: list[Arm]) -> tuple[float, float] | None:
+    """Return the range that leaves out values far below the rest (Tukey's fence on the bad side), None if all lie close."""
+    sign = arms[0].metric.sign
+    values = [sign * arm.metric.shown(run.value) for arm in arms for run in arm.runs if run.value is not None]
+    if len(values) < 4:
+        return None
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    # Half of the arms may have failed: then the upper half alone says what the others' range is.
+    spread = min(high - low, 2 * (high - middle))
+    near = [value for value in values if value >= middle - 3 * spread] or values
+    if max(values) - min(values) < _CLOSE_UP * (max(near) - min(near)):
+        return None
+    margin = 0.12 * (max(near) - min(near)) or 0.01
+    ends = sorted((sign * (min(near) - margin), sign * (max(near) + margin)))
+    return float(ends[0]), float(ends[1])
+
+
 def _panel(axis: Any, table: Table, series: dict[str, list[Arm]], index_of: dict[str, int]) -> None:
-    lambdas = _lambdas(series, series)
-    axis.set_xscale("symlog", linthresh=min(lambdas), linscale=0.6)
+    lambdas = _lambdas(series.values())
+    axis.set_xscale("symlog", linthresh=lambdas[0], linscale=0.6)
     axis.set_xticks([0, *lambdas], labels=[f"{value:g}" for value in [0, *lambdas]])
     axis.tick_params(axis="x", which="minor", bottom=False)
-    axis.set_xlim(-0.35 * min(lambdas), max(lambdas) * 1.7)
-    _draw_baseline(axis, table)
+    axis.set_xlim(-0.35 * lambdas[0], lambdas[-1] * 1.7)
+    failed = any(arm.collapsed for arm in [*table.all_arms[:1], *(arm for arms in series.values() for arm in arms)])
+    _draw_baseline(axis, table, chance=table.chance if failed else None)
+    step = min(_MOST_DODGE, _DODGE / len(series))
     for place, (name, arms) in enumerate(series.items()):
-        _draw_series(axis, table, arms, style(index_of[name]), offset=_DODGE * (place - (len(series) - 1) / 2))
+        offset = step * (place - (len(series) - 1) / 2)
+        _draw_series(axis, table, arms, style(index_of[name]), offset=offset)
 
 
-def _draw_baseline(axis: Any, table: Table) -> None:
+def _draw_baseline(axis: Any, table: Table, *, chance: float | None) -> None:
     base = table.baseline
     if base is None:
         return
@@ -69,10 +130,12 @@ def _draw_baseline(axis: Any, table: Table) -> None:
         if base.std is not None:
             axis.axhspan(base.mean - base.std, base.mean + base.std, color="#000000", alpha=0.08, linewidth=0, zorder=0)
     _draw_dots(axis, base, 0.0, {"color": BASELINE_COLOUR, "marker": "o"}, offset=0.0)
-    if table.chance is not None and any(arm.collapsed for arm in table.all_arms):
-        axis.axhline(table.chance, color="#666666", linestyle=":", linewidth=1)
-        axis.annotate("chance", (1, table.chance), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-                      textcoords="offset points", ha="right", color="#444444", fontsize=8)
+    if chance is not None:
+        axis.axhline(chance, color="#666666", linestyle=":", linewidth=1)
+        axis.annotate(
+            "chance", (0, chance), xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points",
+            color="#444444", fontsize=8, annotation_clip=True,
+        )  # fmt: skip
 
 
 def _draw_series(axis: Any, table: Table, arms: list[Arm], look: dict[str, Any], *, offset: float) -> None:
@@ -80,25 +143,34 @@ def _draw_series(axis: Any, table: Table, arms: list[Arm], look: dict[str, Any],
     if len(arms) > 1 and table.baseline and table.baseline.mean is not None:
         points.insert(0, (0.0, table.baseline.mean))  # λ = 0 is the baseline of every series
     if len(points) > 1:
-        axis.plot(*zip(*points, strict=True), color=look["color"], linestyle=look["linestyle"], linewidth=1.4,
-                  transform=_shifted(axis, offset), zorder=2)
+        axis.plot(
+            *zip(*points, strict=True), color=look["color"], linestyle=look["linestyle"], linewidth=1.3,
+            transform=_shifted(axis, offset), zorder=2,
+        )  # fmt: skip
     for arm in arms:
         _draw_dots(axis, arm, arm.runs[0].lam, look, offset=offset)
 
 
 def _draw_dots(axis: Any, arm: Arm, lam: float, look: dict[str, Any], *, offset: float) -> None:
     """One dot a seed (hollow at chance, × on the axis when diverged) and a bar at the mean."""
-    where = _shifted(axis, offset)
+    where, colour = _shifted(axis, offset), look["color"]
+    if arm.mean is not None and len(arm.values) > 1:
+        axis.plot(
+            [lam], [arm.mean], marker="_", color=colour, markersize=12, markeredgewidth=1.6, linestyle="",
+            transform=where, zorder=3,
+        )  # fmt: skip
     for run in arm.runs:
         if run.value is None:
-            axis.plot([lam], [0.015], marker="x", color=look["color"], markersize=6, markeredgewidth=1.6, clip_on=False,
-                      transform=_shifted(axis, offset, across=True), zorder=4)
+            axis.plot(
+                [lam], [0.015], marker="x", color=colour, markersize=6, markeredgewidth=1.6, clip_on=False,
+                transform=_shifted(axis, offset, across=True), zorder=5,
+            )  # fmt: skip
             continue
-        axis.plot([lam], [arm.metric.shown(run.value)], marker=look["marker"], color=look["color"], markersize=4.2, alpha=0.85,
-                  markerfacecolor="white" if run.at_chance else look["color"], linestyle="", transform=where, zorder=3)
-    if arm.mean is not None and len(arm.values) > 1:
-        axis.plot([lam], [arm.mean], marker="_", color=look["color"], markersize=13, markeredgewidth=2.2, linestyle="",
-                  transform=where, zorder=3)
+        axis.plot(
+            [lam], [arm.metric.shown(run.value)], marker=look["marker"], color=colour, markersize=4.6, linestyle="",
+            markerfacecolor="white" if run.at_chance else colour, markeredgewidth=0.9 if run.at_chance else 0.4,
+            markeredgecolor=colour if run.at_chance else "white", transform=where, zorder=4,
+        )  # fmt: skip
 
 
 def _shifted(axis: Any, points: float, *, across: bool = False) -> Any:
@@ -109,25 +181,25 @@ def _shifted(axis: Any, points: float, *, across: bool = False) -> Any:
     return offset_copy(base, fig=axis.figure, x=points, y=0, units="points")
 
 
-def _lambdas(series: dict[str, list[Arm]], names: Iterable[str]) -> list[float]:
-    return sorted({arm.runs[0].lam for name in names for arm in series[name]})
+def _lambdas(series: Iterable[list[Arm]]) -> list[float]:
+    return sorted({arm.runs[0].lam for arms in series for arm in arms})
 
 
-def _baseline_label(table: Table) -> str:
-    several = table.baseline is not None and table.baseline.std is not None
-    return "baseline (λ = 0; line: mean" + (", band: ± std)" if several else ")")
-
-
-def _mark_handles(table: Table) -> list[Any]:
+def _handles(arms: list[Arm], index_of: dict[str, int]) -> list[Any]:
+    """Legend: the baseline, each series, and the marks that occur."""
     from matplotlib.lines import Line2D
 
-    handles: list[Any] = []
-    if any(len(arm.values) > 1 for arm in table.arms):
-        handles.append(Line2D([], [], color="#555555", marker="_", markersize=11, markeredgewidth=2.2, linestyle="",
-                              label="mean (dots: seeds)"))
-    if any(arm.collapsed for arm in table.all_arms):
-        handles.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linestyle="",
-                              label="hollow: at chance, not in the mean"))
-    if any(arm.diverged for arm in table.all_arms):
-        handles.append(Line2D([], [], color="#555555", marker="x", linestyle="", label="diverged"))
+    several = arms[0].is_baseline and arms[0].std is not None
+    label = "baseline (λ = 0; line: mean" + (", band: ± std)" if several else ")")
+    handles: list[Any] = [Line2D([], [], color=BASELINE_COLOUR, marker="o", linestyle="--", label=label)]
+    handles += [Line2D([], [], label=name, **style(index)) for name, index in index_of.items()]
+    marks = (
+        (any(len(arm.values) > 1 for arm in arms[1:]), "mean; dots are seeds", {"marker": "_", "markersize": 11}),
+        (any(arm.collapsed for arm in arms), "hollow: at chance, in no mean",
+         {"marker": "o", "markerfacecolor": "white"}),
+        (any(arm.diverged for arm in arms), "diverged, in no mean", {"marker": "x"}),
+    )  # fmt: skip
+    handles += [
+        Line2D([], [], color="#555555", linestyle="", label=text, **look) for shown, text, look in marks if shown
+    ]
     return handles

@@ -68,7 +68,8 @@ class Metric:
         if value is None or not math.isfinite(value):
             return "–"
         digits = 2 if self.percent else 4
-        text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+        value = round(value, digits) + 0.0  # no negative zero
+        text = f"{value:+.{digits}f}" if signed and value else f"{value:.{digits}f}"
         return text.replace("-", "−")
 
     def better(self, a: float, b: float) -> bool:

@@ -36,8 +36,10 @@ def _pair_difference(base: Run, run: Run) -> str | None:
     if a == b:
         return None
     changed = config_differences(base.config, run.config)
-    return "configuration differs: " + (", ".join(changed[:4]) or f"hash {a[:8]} | {b[:8]}") + (
-        f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+    return (
+        "configuration differs: "
+        + (", ".join(changed[:4]) or f"hash {a[:8]} | {b[:8]}")
+        + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
     )
 
 
@@ -52,8 +54,10 @@ def _amount_difference(base: Run, run: Run) -> str | None:
 
 
 def _code_difference(base: Run, run: Run) -> str | None:
-    a, b = base.code.get("commit"), run.code.get("commit")
-    return None if a == b else f"code differs (commit {str(a)[:8]} | {str(b)[:8]})"
+    """The hash of the sources decides where both records have it, else the commit."""
+    name = "sources" if base.code.get("sources") and run.code.get("sources") else "commit"
+    a, b = base.code.get(name), run.code.get(name)
+    return None if a == b else f"code differs ({name} {str(a)[:8]} | {str(b)[:8]})"
 
 
 def _version_difference(base: Run, run: Run) -> str | None:
@@ -96,7 +100,8 @@ class Pair:
         """conditioned − baseline in the record's unit; None unless both runs learned."""
         if not (self.baseline.learned and self.run.learned):
             return None
-        assert self.baseline.value is not None and self.run.value is not None
+        assert self.baseline.value is not None
+        assert self.run.value is not None
         return self.run.value - self.baseline.value
 
 
@@ -133,7 +138,8 @@ def pair_runs(runs: Iterable[Run], *, allow: Collection[str] = ()) -> list[Pairi
         if name not in REASONS:
             hint = closest(name, REASONS)
             raise RecordError(
-                f"unknown reason {name!r} to allow; allowed: {', '.join(REASONS)}" + (f". Closest: {hint}" if hint else "")
+                f"unknown reason {name!r} to allow; allowed: {', '.join(REASONS)}"
+                + (f". Closest: {hint}" if hint else "")
             )
     by_experiment: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -175,7 +181,9 @@ def _pair_experiment(experiment: str, runs: list[Run], allow: Collection[str]) -
         target.pairs.append(Pair(base, run, tuple(found[name] for name in REASONS if name in found)))
     for run in runs:
         if run.is_baseline and id(run) not in used:
-            pairing_of(_group(run)).unpaired.append(Excluded(run, (f"no comparable conditioned run with seed {run.seed}",)))
+            pairing_of(_group(run)).unpaired.append(
+                Excluded(run, (f"no comparable conditioned run with seed {run.seed}",))
+            )
     for excluded in ambiguous:
         pairing_of(_group(excluded.run)).refused.append(excluded)
     for group in sorted(pairings, key=lambda g: (not pairings[g].pairs, g)):
@@ -221,10 +229,11 @@ def _without_repeats(runs: list[Run]) -> tuple[list[Run], list[Excluded], list[s
 def _warnings(pairing: Pairing) -> list[str]:
     runs = [*pairing.baselines, *(pair.run for pair in pairing.pairs)]
     found = []
-    if any(run.code.get("dirty") for run in runs):
+    unhashed = [run for run in runs if not run.code.get("sources")]
+    if any(run.code.get("dirty") for run in unhashed):
         found.append("some runs used code with uncommitted changes: equal commits do not prove equal code")
-    if any(not run.code.get("commit") for run in runs):
-        found.append("some runs recorded no code commit: only the installed versions could be compared")
+    if any(not run.code.get("commit") for run in unhashed):
+        found.append("some runs recorded neither sources nor commit: only the installed versions could be compared")
     skipped = [run for run in runs if run.skipped_steps]
     if skipped:
         named = ", ".join(f"{run.arm} seed {run.seed}: {run.skipped_steps}" for run in skipped)
@@ -241,9 +250,7 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Return `name a | b` for every value in which two resolved configurations differ."""
     flat_a, flat_b = flat_config(a), flat_config(b)
     names = sorted(set(flat_a) | set(flat_b))
-    return [
-        f"{name} {flat_a.get(name)} | {flat_b.get(name)}" for name in names if flat_a.get(name) != flat_b.get(name)
-    ]
+    return [f"{name} {flat_a.get(name)} | {flat_b.get(name)}" for name in names if flat_a.get(name) != flat_b.get(name)]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

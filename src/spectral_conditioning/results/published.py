@@ -61,7 +61,14 @@ class Reference:
         """The paper's gain in percentage points; over a family, the mean of its rows."""
         return sum(row.gain for row in self.rows) / len(self.rows)
 
+    def heading(self) -> str:
+        """Say how the rows relate to the experiment."""
+        if self.exact:
+            return "The paper's row"
+        return "The paper's nearest row" if len(self.rows) == 1 else "The paper's rows of this family"
+
     def text(self) -> str:
+        """Every row, and the mean gain over several."""
         rows = "; ".join(row.text() for row in self.rows)
         mean = "" if len(self.rows) == 1 else f"; mean gain {self.gain:+.2f}"
         return f"{rows}{mean}"

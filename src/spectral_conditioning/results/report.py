@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spectral_conditioning.errors import RecordError
+from spectral_conditioning.results.curves import Logs
 from spectral_conditioning.results.describe import describe
 from spectral_conditioning.results.lambda_curve import plot_lambda_curve
+from spectral_conditioning.results.markup import latex, markdown
 from spectral_conditioning.results.spectra_figures import plot_spectra
 from spectral_conditioning.results.summary import Table
-from spectral_conditioning.results.tables import grid, latex, markdown
+from spectral_conditioning.results.tables import grid, is_loud
 from spectral_conditioning.results.tidy import arms_csv, runs_csv
 from spectral_conditioning.results.training_curves import plot_training_curves
 
 if TYPE_CHECKING:
     from spectral_conditioning.results.compare import Comparison
 
-# (file name, caption, drawing function)
-_FIGURES: tuple[tuple[str, str, Callable[..., Path | None]], ...] = (
-    ("lambda", "Final value over λ. Every dot is one seed.", lambda table, path, logs: plot_lambda_curve(table, path)),
+# (file name, caption, drawing function that returns the files it wrote)
+_FIGURES: tuple[tuple[str, str, Callable[[Table, Path, Logs], list[Path]]], ...] = (
+    ("lambda", "Final value over λ. Every dot is one seed.", lambda table, path, _: plot_lambda_curve(table, path)),
     ("training", "Training curves.", plot_training_curves),
     ("spectra", "Spectra of the projections through training.", plot_spectra),
 )
@@ -67,7 +69,9 @@ def write_outputs(comparison: Comparison, out: Path) -> Path:
         index = out / "index.html"
         index.write_text(_page(comparison, figures), encoding="utf-8")
     except OSError as error:
-        raise RecordError(f"cannot write the comparison to {out}: {error}. Choose another folder with --out.") from error
+        raise RecordError(
+            f"cannot write the comparison to {out}: {error}. Choose another folder with --out."
+        ) from error
     return index
 
 
@@ -82,12 +86,11 @@ def _named(tables: list[Table]) -> list[tuple[Table, str]]:
 
 
 def _draw(table: Table, name: str, out: Path, comparison: Comparison) -> list[tuple[Path, str]]:
-    drawn = []
-    for kind, caption, draw in _FIGURES:
-        path = draw(table, out / f"{name}-{kind}.png", comparison.logs)
-        if path is not None:
-            drawn.append((path, caption))
-    return drawn
+    return [
+        (path, caption)
+        for kind, caption, draw in _FIGURES
+        for path in draw(table, out / f"{name}-{kind}.png", comparison.logs)
+    ]
 
 
 def _page(comparison: Comparison, figures: list[list[tuple[Path, str]]]) -> str:
@@ -103,7 +106,8 @@ def _page(comparison: Comparison, figures: list[list[tuple[Path, str]]]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Spectral conditioning: comparison</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>Spectral conditioning: comparison</title>\n<style>\n{_STYLE}\n</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -114,20 +118,28 @@ def _section(table: Table, figures: list[tuple[Path, str]], paragraph: str) -> s
         for path, caption in figures
     ]
     notes = "".join(
-        f'<li class="loud">{escape(note)}</li>' if note.startswith(("COMPARED", "Warning")) else f"<li>{escape(note)}</li>"
+        f'<li class="loud">{escape(note)}</li>' if is_loud(note) else f"<li>{escape(note)}</li>"
         for note in grid(table).notes
     )
     return "\n".join(
-        [f"<h2>{escape(table.title)}</h2>", f'<p class="say">{escape(paragraph)}</p>', _html_table(table), f"<ul>{notes}</ul>", *images]
+        [
+            f"<h2>{escape(table.title)}</h2>",
+            f'<p class="say">{escape(paragraph)}</p>',
+            _html_table(table),
+            f"<ul>{notes}</ul>",
+            *images,
+        ]
     )
 
 
 def _html_table(table: Table) -> str:
     laid = grid(table)
-    kinds = [{"arm": "arm", "remarks": "remarks", "each seed": "each", "each Δ": "each"}.get(name, "number") for name in laid.columns]
+    kinds = [{"arm": "arm", "remarks": "remarks", "each seed": "each"}.get(name, "number") for name in laid.columns]
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in zip(laid.columns, kinds, strict=True))
     rows = "".join(
-        "<tr>" + "".join(f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))
+        + "</tr>"
         for row in laid.rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
@@ -96,33 +95,38 @@ def seeds_needed(
 ) -> int | None:
     """Smallest number of pairs n at which a two-sided paired t-test sees a true mean difference `gain`.
 
-    Power from the non-central t with n − 1 degrees of freedom and non-centrality |gain|·√n / spread; `spread` is the
-    standard deviation of the differences. None when gain is 0 or n would exceed `most`.
+    Power at significance `alpha`, from the non-central distribution of the test; `spread` is the standard deviation of the
+    differences. None when gain is 0 or n would exceed `most`.
     """
     if gain == 0 or not math.isfinite(gain) or not math.isfinite(spread) or spread < 0:
         return None
     if spread == 0:
         return 2
-    low, high = 2, most
-    if _power(most, gain=gain, spread=spread, alpha=alpha) < power:
-        return None
-    while low < high:  # power rises with n
+    # Power rises with n: double until it suffices, then halve the gap.
+    high = 2
+    while _power(high, gain=gain, spread=spread, alpha=alpha) < power:
+        if high >= most:
+            return None
+        high = min(2 * high, most)
+    low = max(2, high // 2)
+    while low < high:
         middle = (low + high) // 2
         if _power(middle, gain=gain, spread=spread, alpha=alpha) >= power:
             high = middle
         else:
             low = middle + 1
-    return low
+    return high
 
 
 def _power(n: int, *, gain: float, spread: float, alpha: float) -> float:
+    """Power of the two-sided test, as that of F = t² with non-centrality gain²·n / spread², which stays stable at large n."""
     from scipy import stats
 
-    shift = abs(gain) * math.sqrt(n) / spread
-    if shift > 30:  # scipy's non-central t overflows there; the power is 1 to every digit
+    shift = gain * gain * n / (spread * spread)
+    if shift > 900:  # the non-central F overflows there; the power is 1 to every digit
         return 1.0
-    critical = stats.t.ppf(1 - alpha / 2, df=n - 1)
-    return cast(float, stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+    critical = stats.f.ppf(1 - alpha, 1, n - 1)
+    return float(stats.ncf.sf(critical, 1, n - 1, shift))
 
 
 def median_with_failures(values: Sequence[float | None], *, sign: int) -> float | None:

@@ -107,9 +107,13 @@ class Arm:
         if self.collapsed:
             seeds = _seeds(self.collapsed)
             whole = len(self.collapsed) == len(self.runs)
-            found.append(f"at chance (every seed: {seeds})" if whole else f"{len(self.collapsed)} collapsed to chance ({seeds})")
+            found.append(
+                f"at chance (every seed: {seeds})" if whole else f"{len(self.collapsed)} collapsed to chance ({seeds})"
+            )
         for run in self.diverged:
-            found.append(f"seed {run.seed} diverged" + (f" at step {run.diverged_at}" if run.diverged_at is not None else ""))
+            found.append(
+                f"seed {run.seed} diverged" + (f" at step {run.diverged_at}" if run.diverged_at is not None else "")
+            )
         if self.saturated_runs:
             layers = max((run.saturation or {}).get("saturated", 0) for run in self.runs)
             total = max((run.saturation or {}).get("total", 0) for run in self.runs)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spectral_conditioning.results import statistics
+from spectral_conditioning.results.records import Run
 from spectral_conditioning.results.summary import Arm, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 DASH = "–"
+
+
+# Columns of text; all others hold numbers.
+TEXT_COLUMNS = ("arm", "each seed", "remarks")
 
 
 @dataclass(frozen=True)
@@ -24,34 +29,45 @@ class Grid:
     rows: list[list[str]]
     notes: list[str]
 
+    def only(self, columns: Sequence[str]) -> Grid:
+        """The same table with some of its columns."""
+        kept = [index for index, name in enumerate(self.columns) if name in columns]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return Grid(self.title, [self.columns[index] for index in kept], rows, self.notes)
+
 
 def grid(table: Table) -> Grid:
-    """Lay a table out; a column that would be empty for every arm is left out and the reason stands in the notes."""
+    """Lay a table out; a statistic that has too few pairs in every arm has no column."""
     metric = table.metric
     paired = max((len(arm.differences) for arm in table.arms), default=0)
-    columns = ["arm", "seeds", metric.label, "median", "each seed", f"Δ {metric.difference_unit}", "each Δ"]
-    optional = {
+    shown = {
+        "arm": True,
+        "seeds": True,
+        metric.label: True,
+        "median": True,
+        "each seed": True,
+        f"Δ {metric.difference_unit}": True,
         "95 % interval": paired >= statistics.BOOTSTRAP_PAIRS,
         "p t (Holm)": paired >= statistics.T_TEST_PAIRS,
         "p sign-flip (Holm)": paired >= statistics.SIGN_FLIP_PAIRS,
-        "seeds needed": any(arm.seeds_needed for arm in table.arms),
+        "seeds needed": table.reference is not None and paired >= statistics.T_TEST_PAIRS and metric.percent,
         "remarks": any(arm.flags() for arm in table.all_arms),
     }
-    columns += [name for name, shown in optional.items() if shown]
+    columns = [name for name, wanted in shown.items() if wanted]
     rows = [[_cells(arm, table)[name] for name in columns] for arm in table.all_arms]
     return Grid(table.title, columns, rows, notes(table))
 
 
 def _cells(arm: Arm, table: Table) -> dict[str, str]:
     metric = arm.metric
+    one_seed_set = len({tuple(run.seed for run in each.runs) for each in table.all_arms}) == 1
     return {
         "arm": arm.label,
         "seeds": str(len(arm.runs)),
         metric.label: mean_text(arm),
         "median": metric.number(arm.median) if arm.median is not None else "diverged",
-        "each seed": " ".join(_seed_text(arm, index) for index in range(len(arm.runs))),
+        "each seed": "  ".join(_seed_text(arm, run, named=not one_seed_set) for run in arm.runs),
         f"Δ {metric.difference_unit}": difference_text(arm),
-        "each Δ": " ".join(metric.number(d, signed=True) for d in arm.differences) or DASH,
         "95 % interval": _interval_text(arm),
         "p t (Holm)": _p_text(arm.p_t, arm.p_t_holm),
         "p sign-flip (Holm)": _p_text(arm.p_flip, arm.p_flip_holm),
@@ -80,12 +96,9 @@ def difference_text(arm: Arm) -> str:
     return text if len(arm.differences) == len(arm.pairs) else f"{text} ({len(arm.differences)} of {len(arm.pairs)})"
 
 
-def _seed_text(arm: Arm, index: int) -> str:
-    run = arm.runs[index]
-    if run.value is None:
-        return f"{run.seed}:diverged"
-    mark = "*" if run.at_chance else ""
-    return f"{run.seed}:{arm.metric.number(arm.metric.shown(run.value))}{mark}"
+def _seed_text(arm: Arm, run: Run, *, named: bool) -> str:
+    value = "diverged" if run.value is None else arm.metric.number(arm.metric.shown(run.value))
+    return (f"{run.seed}:" if named else "") + value + ("*" if run.at_chance else "")
 
 
 def _interval_text(arm: Arm) -> str:
@@ -113,13 +126,16 @@ def _needed_text(arm: Arm, table: Table) -> str:
 
 def notes(table: Table) -> list[str]:
     """Everything that must be read with the table: scale, the paper, what was allowed, what the marks mean."""
-    metric = table.metric
-    found = [f"These runs: {table.scale_text()}. {metric.name} at the tested checkpoint; {metric.direction}."]
-    if table.reference:
-        seeds = {row.seeds for row in table.reference.rows}
-        count = f", {seeds.pop()} seeds" if len(seeds) == 1 and None not in seeds else ""
-        whose = "this experiment" if table.reference.exact else "its family"
-        found.append(f"The paper on {whose} (percent{count}): {table.reference.text()}.")
+    metric, reference = table.metric, table.reference
+    seeds = sorted({run.seed for run in table.runs})
+    found = [
+        f"These runs: {table.scale_text()}. {metric.name} at the tested checkpoint, mean ± standard deviation; "
+        f"{metric.direction}; seeds {', '.join(map(str, seeds))}."
+    ]
+    if reference:
+        count = {row.seeds for row in reference.rows}
+        means = f", means over {count.pop()} seeds" if len(count) == 1 and None not in count else ""
+        found.append(f"{reference.heading()} (percent{means}): {reference.text()}.")
     found.append(table.standing())
     if any(arm.failures for arm in table.all_arms):
         found.append(
@@ -128,9 +144,9 @@ def notes(table: Table) -> list[str]:
         )
     if any(len(arm.runs) != len(table.baseline.runs) for arm in table.arms if table.baseline):
         found.append("Arms differ in their seeds: compare by Δ, which takes only seeds that both arms have.")
-    if any(arm.seeds_needed for arm in table.arms) and table.reference:
+    if reference and any(arm.seeds_needed for arm in table.arms):
         found.append(
-            f"Seeds needed: pairs at which a paired t-test would see the paper's gain of {table.reference.gain:+.2f} points with 80 % "
+            f"Seeds needed: pairs at which a paired t-test would see the paper's gain of {reference.gain:+.2f} points with 80 % "
             "power at α = .05, given the spread of the differences seen here."
         )
     if table.allowed:
@@ -138,74 +154,44 @@ def notes(table: Table) -> list[str]:
     return found + [f"Warning: {warning}." for warning in table.pairing.warnings]
 
 
+def is_loud(note: str) -> bool:
+    """True for a note that no reader may miss."""
+    return note.startswith(("COMPARED", "Warning"))
+
+
 def print_table(table: Table, console: Console) -> None:
-    """Print one table and its notes to a terminal of any width."""
-    from rich.table import Table as RichTable
+    """Print one table and its notes; where it is wider than the terminal, as two tables: values, then differences."""
+    from rich.measure import Measurement
     from rich.text import Text
 
     laid = grid(table)
-    view = RichTable(title=laid.title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
-    for name in laid.columns:
-        numeric = name not in ("arm", "remarks", "each seed", "each Δ")
-        view.add_column(name, justify="right" if numeric else "left", overflow="fold", ratio=None)
-    for index, row in enumerate(laid.rows):
-        view.add_row(*(Text(cell) for cell in row), end_section=index == 0)
-    console.print(view)
+    views = [_rich_table(laid)]
+    if Measurement.get(console, console.options.update(max_width=10_000), views[0]).maximum > console.width:
+        values = ("arm", "seeds", table.metric.label, "median", "each seed", "remarks")
+        differences = ["arm", *(name for name in laid.columns if name not in values)]
+        views = [_rich_table(laid.only(values)), _rich_table(laid.only(differences), title="paired differences")]
+    for view in views:
+        console.print(view)
     for note in laid.notes:
-        loud = note.startswith(("COMPARED", "Warning"))
-        console.print(Text(note, style="bold" if loud else "dim"))
+        console.print(Text(note, style="bold" if is_loud(note) else "dim"))
     console.print()
 
 
-def markdown(tables: Iterable[Table]) -> str:
-    """Return the tables as GitHub Markdown."""
-    parts = []
-    for table in tables:
-        laid = grid(table)
-        lines = [f"### {laid.title}", "", _markdown_row(laid.columns), _markdown_row(["---"] * len(laid.columns))]
-        lines += [_markdown_row(row) for row in laid.rows]
-        lines += ["", *(f"- {note}" for note in laid.notes)]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+def _rich_table(laid: Grid, *, title: str | None = None) -> Any:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").replace("*", r"\*") for cell in cells) + " |"
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "λ": r"$\lambda$", "Δ": r"$\Delta$", "σ": r"$\sigma$",
-    "κ": r"$\kappa$", "±": r"$\pm$", "−": r"$-$", "→": r"$\to$", "α": r"$\alpha$", "<": r"$<$", ">": r"$>$",
-    "–": "--", "·": r"$\cdot$", "|": r"$|$", "∞": r"$\infty$", "×": r"$\times$",
-}
-
-
-def latex_text(text: str) -> str:
-    """Escape text for LaTeX, Greek letters included."""
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
-def latex(tables: Iterable[Table]) -> str:
-    """Return the tables as LaTeX; needs booktabs."""
-    parts = [r"% needs \usepackage{booktabs}"]
-    for table in tables:
-        laid = grid(table)
-        align = "".join("l" if name in ("arm", "remarks", "each seed", "each Δ") else "r" for name in laid.columns)
-        body = [" & ".join(latex_text(cell) for cell in row) + r" \\" for row in laid.rows]
-        parts += [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{latex_text(laid.title)}. {latex_text(' '.join(laid.notes))}}}",
-            rf"  \begin{{tabular}}{{{align}}}",
-            r"    \toprule",
-            "    " + " & ".join(latex_text(name) for name in laid.columns) + r" \\",
-            r"    \midrule",
-            *(f"    {line}" for line in body[:1]),
-            r"    \midrule",
-            *(f"    {line}" for line in body[1:]),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-        ]
-    return "\n".join(parts) + "\n"
+    view = RichTable(
+        title=title or laid.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )  # fmt: skip
+    for name in laid.columns:
+        numeric = name not in TEXT_COLUMNS
+        widest = {"each seed": 48, "remarks": 44}.get(name)
+        view.add_column(
+            name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", max_width=widest
+        )
+    for index, row in enumerate(laid.rows):
+        view.add_row(*(Text(cell) for cell in row), end_section=index == 0)
+    return view
