@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,8 +43,3 @@ def train(tiny: Callable[..., RunConfig]) -> Callable[..., Outcome]:
         return run(tiny(*overrides, runs=runs))
 
     return make
-
-
-def lines(outcome: Outcome) -> list[dict[str, object]]:
-    """Return the lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]

@@ -11,14 +11,17 @@ import torch
 from spectral_conditioning.errors import DataError, RecordError, SpectralError
 from spectral_conditioning.training.callbacks import Record, RecordOrder
 from spectral_conditioning.training.prepare import load_run_model
-from spectral_conditioning.training.record import RunFolder
+from spectral_conditioning.training.record import RunFolder, read_lines
 from spectral_conditioning.training.run import Outcome, run
 from spectral_conditioning.training.schema import RunConfig
 
-from .conftest import lines
 
 Train = Callable[..., Outcome]
 Make = Callable[..., RunConfig]
+
+
+def lines(outcome: Outcome) -> list[dict[str, Any]]:
+    return read_lines(outcome.folder / "metrics.jsonl")
 
 
 def weights(outcome: Outcome) -> dict[str, torch.Tensor]:

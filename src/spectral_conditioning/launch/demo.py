@@ -1,4 +1,4 @@
-"""`spectral demo`: baseline against conditioned attention on digits, two seeds an arm, then the table, the plots and what they say."""
+"""`spectral demo`: baseline against conditioned attention on digits, then the table, the plots and what they say."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train every arm, print the comparison and say where the plots are. An interrupted demo goes on, a finished one starts anew."""
+    """Train every arm and print the comparison. An interrupted demo goes on; a finished one starts anew."""
     started = time.perf_counter()
     configs = demo_configs(args.out, args.overrides)
     if all((run_folder(config) / "result.json").exists() for config in configs):

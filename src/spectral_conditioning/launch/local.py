@@ -17,7 +17,7 @@ from spectral_conditioning.training.storage import save_config
 def train_locally(configs: Sequence[RunConfig], *, folder: Path, workers: int) -> int:
     """Train `configs` in `workers` processes of one thread each; return the number of workers that failed.
 
-    folder: where the configurations are written. Workers get every `workers`-th run, so that arms listed seed by seed spread evenly.
+    folder: where the configurations are written. Each worker gets every `workers`-th run.
     Stopping this process stops the workers; each run goes on from its last checkpoint at the next call.
     """
     files = []

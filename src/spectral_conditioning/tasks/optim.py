@@ -123,7 +123,7 @@ def build_optimizer(
     groups = parameter_groups(
         module, weight_decay=optim.weight_decay, no_decay=no_decay, decay_vectors=optim.decay_vectors
     )
-    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps)
+    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=True)
     if optim.schedule == "onecycle":
         # Nyströmformer's LRA code relies on the defaults of OneCycleLR, cycled momentum included.
         warmup = (optim.warmup_steps or 0) / total_steps
