@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from spectral_conditioning.tasks.optim import OptimConfig, build_optimizer
+from spectral_conditioning.tasks.ramp import Ramp
 from spectral_conditioning.tasks.streams import Batch
 
 Mode = Literal["max", "min"]
@@ -40,7 +41,8 @@ class TaskData:
     random numbers says so with an attribute `deterministic = True`; one that does draws from the global generators only.
     fingerprint: a hash that changes when a file, label or split changes. chance: metric → value of a constant predictor.
     outputs: size of the prediction head. description: one line for the log.
-    tokens_per_sample: for budgets in tokens, None where tokens mean nothing.
+    tokens_per_sample: for budgets in tokens, None where tokens mean nothing. shuffle: false visits the stored order.
+    ramp: batches that grow to data.batch_size, None for constant ones.
     """
 
     train: Dataset[Any]
@@ -53,6 +55,8 @@ class TaskData:
     collate: Callable[[list[Any]], Any] = default_collate
     repeats: int = 1
     tokens_per_sample: int | None = None
+    shuffle: bool = True
+    ramp: Ramp | None = None
 
 
 class TaskModule(LightningModule, abc.ABC):

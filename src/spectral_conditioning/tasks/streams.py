@@ -8,6 +8,7 @@ Evaluation visits every sample exactly once on any number of ranks.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from spectral_conditioning.errors import DataError
 from spectral_conditioning.randomness import generator, seed_all
+from spectral_conditioning.tasks.ramp import BatchPlan
 
 
 class SampleKey(NamedTuple):
@@ -32,25 +34,48 @@ class SampleKey(NamedTuple):
 
 
 class SampleStream:
-    """The endless order of a training set: epoch e is a permutation drawn from (seed, "order", e).
+    """The endless order of a training set: epoch e is a permutation drawn from (seed, "order", e), or without `shuffle` the
+    stored order.
 
     With `repeats` = r each image stands r times in a row and an epoch keeps the first `size` entries, so that consecutive
     entries, which go to different devices, hold the same image under different augmentations (repeated augmentation,
-    Hoffer et al. 2020, as DeiT uses it). The last `size % batch_size` entries of an epoch are dropped.
+    Hoffer et al. 2020, as DeiT uses it). The last `size % batch_size` entries of an epoch are dropped. Batches that grow by
+    a `plan` drop nothing: one may begin in an epoch and end in the next.
     """
 
-    def __init__(self, size: int, *, batch_size: int, seed: int, repeats: int = 1) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        batch_size: int,
+        seed: int,
+        repeats: int = 1,
+        shuffle: bool = True,
+        plan: BatchPlan | None = None,
+    ) -> None:
         if batch_size > size:
             raise DataError(
                 f"data.batch_size is {batch_size} but the training set has {size} samples; at most {size} is possible"
             )
         self.size, self.batch_size, self.seed, self.repeats = size, batch_size, seed, repeats
+        self.shuffle, self.plan = shuffle, plan
         self.batches_per_epoch = size // batch_size
         self._epoch = -1
         self._order: list[int] = []
 
-    def epoch_order(self, epoch: int) -> list[int]:
+    @property
+    def share(self) -> int:
+        """What the number of devices must divide: every batch is a multiple of it."""
+        return self.batch_size if self.plan is None else math.gcd(*self.plan.sizes())
+
+    def samples_before(self, step: int) -> int:
+        """Return how many samples the batches before `step` take."""
+        return step * self.batch_size if self.plan is None else self.plan.samples_before(step)
+
+    def epoch_order(self, epoch: int) -> Sequence[int]:
         """Return the indices of epoch `epoch` in order of visit."""
+        if not self.shuffle:
+            return range(self.size)
         if epoch != self._epoch:
             permutation = torch.randperm(self.size, generator=generator(self.seed, "order", epoch))
             if self.repeats > 1:
@@ -60,6 +85,9 @@ class SampleStream:
 
     def batch(self, step: int) -> list[SampleKey]:
         """Return the global batch number `step`, over all ranks."""
+        if self.plan is not None:
+            visits = (divmod(draw, self.size) for draw in range(*self.plan.bounds(step)))
+            return [SampleKey(self.epoch_order(epoch)[i], epoch * self.size + i) for epoch, i in visits]
         epoch, position = divmod(step, self.batches_per_epoch)
         start = position * self.batch_size
         order = self.epoch_order(epoch)
@@ -70,9 +98,10 @@ class TrainBatches(Sampler[list[SampleKey]]):
     """Batch sampler of one rank: every `world_size`-th sample of each global batch, from batch `start` on, without end."""
 
     def __init__(self, stream: SampleStream, *, start: int = 0, rank: int = 0, world_size: int = 1) -> None:
-        if stream.batch_size % world_size:
+        if stream.share % world_size:
+            name = "data.batch_size" if stream.plan is None else "data.ramp_unit"
             raise DataError(
-                f"data.batch_size is {stream.batch_size}, which {world_size} devices cannot share equally; "
+                f"{name} is {stream.share}, which {world_size} devices cannot share equally; "
                 f"choose a multiple of {world_size}"
             )
         self.stream, self.start, self.rank, self.world_size = stream, start, rank, world_size
@@ -157,6 +186,8 @@ class StreamDataModule(LightningDataModule):
         workers: int = 0,
         repeats: int = 1,
         accumulate: int = 1,
+        shuffle: bool = True,
+        plan: BatchPlan | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
         super().__init__()
@@ -173,7 +204,10 @@ class StreamDataModule(LightningDataModule):
             batch_size=batch_size // accumulate,
             seed=seed,
             repeats=repeats,
+            shuffle=shuffle,
+            plan=plan,
         )
+        self.accumulate = accumulate
         self.collate = CollateBatch(collate)
         self.batches_done = 0
 
@@ -191,6 +225,10 @@ class StreamDataModule(LightningDataModule):
             collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
         )
+
+    def samples_before(self, step: int) -> int:
+        """Return how many samples all optimizer steps before `step` consume."""
+        return self.stream.samples_before(step * self.accumulate)
 
     def first_samples(self, count: int) -> Any:
         """Return the first `count` samples of training, augmented as training will see them and collated by the task."""

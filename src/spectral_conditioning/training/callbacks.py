@@ -158,10 +158,10 @@ class Record(Callback):
         sinks: list[Sink],
         *,
         log_every: int,
-        steps_per_epoch: float,
+        epoch: Callable[[int], float],
         on_validation: Callable[[Trainer, int, dict[str, float]], None],
     ) -> None:
-        self.sinks, self.log_every, self.steps_per_epoch = sinks, log_every, steps_per_epoch
+        self.sinks, self.log_every, self.epoch = sinks, log_every, epoch
         self._on_validation = on_validation
         self._sums: dict[str, Tensor] = {}
         self._count = 0
@@ -177,7 +177,7 @@ class Record(Callback):
         """Write one line that belongs to `step`, e.g. the test of an earlier checkpoint."""
         if trainer.is_global_zero:
             for sink in self.sinks:
-                sink.write({"step": step, "split": split, "epoch": round(step / self.steps_per_epoch, 6), **values})
+                sink.write({"step": step, "split": split, "epoch": round(self.epoch(step), 6), **values})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -67,9 +67,7 @@ def observers(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: s
             selection.consider(trainer, step, values)
             progress.validated(trainer, step, values)
 
-    record = Record(
-        sinks, log_every=machine.log_every, steps_per_epoch=prepared.steps_per_epoch, on_validation=on_validation
-    )
+    record = Record(sinks, log_every=machine.log_every, epoch=prepared.epoch, on_validation=on_validation)
     progress = Progress(label, record, style=machine.progress, metric=prepared.reported.metric)
     order = RecordOrder(prepared.loader)
     checkpoints = Checkpoints(folder.checkpoints, every=machine.checkpoint_every, keep=machine.keep_checkpoints)
@@ -161,7 +159,8 @@ def make_trainer(prepared: Prepared, folder: Path, callbacks: list[Callback]) ->
         val_check_interval=validation_interval(prepared) * machine.accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        gradient_clip_val=clip,
+        # A module that accumulates by itself also clips by itself.
+        gradient_clip_val=clip if prepared.module.automatic_optimization else None,
         gradient_clip_algorithm="value" if optim.clip_value is not None else "norm",
         use_distributed_sampler=False,
         callbacks=callbacks,

@@ -12,6 +12,7 @@ from spectral_conditioning.errors import ConfigError
 from spectral_conditioning.randomness import seed_all
 from spectral_conditioning.tasks.base import Reported, Task, TaskData, TaskModule
 from spectral_conditioning.tasks.optim import OptimConfig
+from spectral_conditioning.tasks.ramp import BatchPlan, plan_batches, plan_steps
 from spectral_conditioning.tasks.registry import load_task
 from spectral_conditioning.tasks.streams import StreamDataModule
 from spectral_conditioning.training.identity import conditioning
@@ -40,6 +41,12 @@ class Prepared:
         """Optimizer steps in one pass over the training set."""
         return self.loader.stream.batches_per_epoch / self.config.trainer.accumulate
 
+    def epoch(self, step: int) -> float:
+        """Return how many passes over the training set the steps before `step` make."""
+        if self.loader.stream.plan is None:
+            return step / self.steps_per_epoch
+        return self.loader.samples_before(step) / self.loader.stream.size
+
 
 def prepare(config: RunConfig) -> Prepared:
     """Load the data, build the model and condition it. Raises a SpectralError for whatever does not fit."""
@@ -55,6 +62,8 @@ def prepare(config: RunConfig) -> Prepared:
         workers=config.data.workers,
         repeats=data.repeats,
         accumulate=config.trainer.accumulate,
+        shuffle=data.shuffle,
+        plan=batch_plan(config, data),
         collate=data.collate,
     )
     steps = total_steps(config, data, loader)
@@ -85,8 +94,31 @@ def load_run_model(folder: Path) -> nn.Module:
     return model.eval()
 
 
+def batch_plan(config: RunConfig, data: TaskData) -> BatchPlan | None:
+    """Return the growing batches that the task asks for, fitted to the budget; None for constant ones."""
+    if data.ramp is None:
+        return None
+    budget, batch_size = config.budget, config.data.batch_size
+    if budget.steps is not None:
+        return plan_steps(data.ramp, batch_size=batch_size, steps=budget.steps)
+    if budget.epochs is not None:
+        samples = round(budget.epochs * len(data.train))  # type: ignore[arg-type]
+    else:
+        assert budget.tokens is not None
+        samples = budget.tokens // _tokens_per_sample(config, data)
+    return plan_batches(data.ramp, batch_size=batch_size, samples=samples)
+
+
+def _tokens_per_sample(config: RunConfig, data: TaskData) -> int:
+    if data.tokens_per_sample is None:
+        raise ConfigError(f"budget.tokens is set, but task {config.task.name!r} has no tokens; use steps or epochs")
+    return data.tokens_per_sample
+
+
 def total_steps(config: RunConfig, data: TaskData, loader: StreamDataModule) -> int:
     """Return the number of optimizer steps of the budget; raises ConfigError when it comes to none."""
+    if loader.stream.plan is not None:
+        return loader.stream.plan.steps
     per_epoch = loader.stream.batches_per_epoch / config.trainer.accumulate
     budget = config.budget
     if budget.steps is not None:
@@ -94,10 +126,8 @@ def total_steps(config: RunConfig, data: TaskData, loader: StreamDataModule) -> 
     if budget.epochs is not None:
         steps = round(budget.epochs * per_epoch)
     else:
-        if data.tokens_per_sample is None:
-            raise ConfigError(f"budget.tokens is set, but task {config.task.name!r} has no tokens; use steps or epochs")
         assert budget.tokens is not None
-        steps = budget.tokens // (data.tokens_per_sample * config.data.batch_size)
+        steps = budget.tokens // (_tokens_per_sample(config, data) * config.data.batch_size)
     if steps < 1:
         raise ConfigError(
             f"the budget {dataclasses.asdict(budget)} is less than one step ({per_epoch:g} steps an epoch)"

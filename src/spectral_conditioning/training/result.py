@@ -22,7 +22,7 @@ def result_record(
     config, data, reported = prepared.config, prepared.data, prepared.reported
     chosen = conditioning(config)
     name = f"{reported.split}/{reported.metric}"
-    samples = fitted.steps * config.data.batch_size
+    samples = prepared.loader.samples_before(fitted.steps)
     return {
         "schema": SCHEMA,
         "status": "finished" if fitted.diverged_at is None else "diverged",
