@@ -1,0 +1,1 @@
+"""Spectral conditioning of the attention of any PyTorch model."""

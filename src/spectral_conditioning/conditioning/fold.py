@@ -1,0 +1,111 @@
+"""fold(): conditioned layers become plain ones that hold W + C."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectral_conditioning.conditioning.inject import conditioned_layers, make_plain
+from spectral_conditioning.conditioning.layers import Conditioned, conditioned_class
+from spectral_conditioning.conditioning.state import CORRECTION_SUFFIX
+from spectral_conditioning.conditioning.storage import accumulation_dtype
+from spectral_conditioning.conditioning.targets import FOLDED_MARK
+from spectral_conditioning.errors import ConditioningError
+
+_STATE = ("_settings", "_plans", "_path", "_refreshed")
+
+
+@dataclass(frozen=True)
+class _Original:
+    """What a layer was before it was folded."""
+
+    layer: nn.Module
+    plain: type[nn.Module]
+    state: dict[str, Any]
+    buffers: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+class Folded:
+    """Handle of a folded model: keeps the trained W of each layer until it is dropped. `layers` is their number."""
+
+    def __init__(self, originals: list[_Original]) -> None:
+        self._originals = originals
+        self.layers = len(originals)
+
+    def unfold(self) -> None:
+        """Make the layers conditioned again, W being bit for bit what it was. A second call changes nothing.
+
+        Raises ConditioningError when a folded layer has changed its class since.
+        """
+        for original in self._originals:
+            if type(original.layer) is not original.plain:
+                raise ConditioningError(
+                    f"{original.state['_path']} is a {type(original.layer).__name__} now and cannot be unfolded. Nothing was changed."
+                )
+        with torch.no_grad():
+            for original in self._originals:
+                _restore(original)
+        self._originals = []
+
+
+def fold(model: nn.Module, *, dtype: torch.dtype | None = None) -> Folded:
+    """Turn the conditioned layers of `model` into plain ones with weight W + C, in place; inference then costs nothing extra.
+
+    The sum is formed in float32 (float64 for float64 weights) and cast once, to `dtype` or else to the dtype of W: at low precision
+    first add, then round. Parameters stay the same objects under the same names; ties between corrected weights stay.
+
+    Returns a handle whose `unfold()` restores W bit for bit. A model without conditioned layers gives a handle of 0 layers, so a
+    second call changes nothing. condition() refuses a folded model. The mark for that is an attribute of the layers: it goes with
+    deepcopy and pickle, while a state dict of folded weights is plain, and condition() recognises an identity in it by its
+    diagonal (polar and the others cannot be told from plain weights there).
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise ConditioningError(
+            f"fold(dtype={dtype}): weights are floating-point; pass torch.float32, bfloat16 or float16."
+        )
+    layers = conditioned_layers(model)
+    with torch.no_grad():
+        originals = [_remember(layer) for layer in layers.values()]
+        sums: dict[int, Tensor] = {}
+        for layer in layers.values():
+            for name in layer.plans():
+                weight = layer.trained_weight(name)
+                if id(weight) not in sums:
+                    sums[id(weight)] = _sum(layer, name).to(dtype or weight.dtype)
+        for layer in layers.values():
+            for name in layer.plans():
+                weight = layer.trained_weight(name)
+                weight.data = sums[id(weight)]
+            settings = layer.conditioning()
+            make_plain(layer)
+            layer.__dict__[FOLDED_MARK] = settings.to_dict()
+    return Folded(originals)
+
+
+def _sum(layer: Any, name: str) -> Tensor:
+    weight, correction = layer.trained_weight(name), layer.correction(name)
+    return weight.to(accumulation_dtype(weight.dtype)) + correction.to(weight.device)
+
+
+def _remember(layer: Conditioned) -> _Original:
+    weights = {name: layer.trained_weight(name).data for name in layer.plans()}
+    saved = {name: layer.correction(name) for name, is_saved in layer.saved_tensors().items() if is_saved}
+    buffers = {name + CORRECTION_SUFFIX: tensor for name, tensor in saved.items() if tensor is not None}
+    state = {key: layer.__dict__[key] for key in _STATE}
+    return _Original(layer, layer._plain, state, buffers, weights)  # type: ignore[arg-type]
+
+
+def _restore(original: _Original) -> None:
+    layer: Any = original.layer
+    layer.__dict__.pop(FOLDED_MARK, None)
+    for name, weight in original.weights.items():
+        layer._parameters[name].data = weight
+    layer.__dict__.update(original.state)
+    layer.__class__ = conditioned_class(original.plain)
+    for name, buffer in original.buffers.items():
+        layer.register_buffer(name, buffer)
+    layer._sync()
