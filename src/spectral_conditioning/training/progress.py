@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
 from spectral_conditioning.training.callbacks import Record, optimizer_stepped
+from spectral_conditioning.training.record import write_json
+
+HEARTBEAT_SECONDS = 5.0
 
 
 class Progress(Callback):
@@ -62,4 +66,37 @@ class Progress(Callback):
         text = "  ".join(f"{name} {value}" for name, value in texts.items())
         print(
             f"{self.label}  step {step}/{trainer.max_steps}  {text}  {rate:.1f} steps/s  {left:.0f} s left", flush=True
+        )
+
+
+class Heartbeat(Callback):
+    """Keep progress.json beside the record while a run lasts, for `spectral status`: step, loss, and since when.
+
+    Written at most every five seconds. It holds times, which a repeat of the run does not give again, so it is no part of the record.
+    """
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self.path, self.record = path, record
+        self._started, self._first_step, self._written = 0.0, 0, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started, self._first_step, self._written = time.time(), trainer.global_step, 0.0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now = time.monotonic()
+        if not trainer.is_global_zero or (self._written and now - self._written < HEARTBEAT_SECONDS):
+            return
+        self._written = now
+        write_json(
+            self.path,
+            {
+                "step": trainer.global_step,
+                "steps": trainer.max_steps,
+                "loss": self.record.latest.get("loss"),
+                "first_step": self._first_step,
+                "started": self._started,
+                "written": time.time(),
+            },
         )

@@ -72,6 +72,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
+        self.heartbeat = path / "progress.json"
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
 
@@ -85,14 +86,21 @@ class RunFolder:
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
             self._lock.close()
             raise RecordError(f"{self.path} is in use by {owner}; wait for it or stop it first") from error
+        except OSError as error:
+            self._lock.close()
+            raise RecordError(
+                f"the file system of {self.path} cannot lock files ({error.strerror}); choose another with paths.runs=…"
+            ) from error
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {platform.node()}")
         self._lock.flush()
+        for left in (*self.path.glob(".*.partial"), *self.checkpoints.glob(".*.partial")):
+            left.unlink()  # A writer that was killed half-way; nobody else writes here now.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +111,7 @@ class RunFolder:
         """Return result.json of a finished run, None while there is none."""
         try:
             return dict(json.loads(self.result.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise RecordError(f"cannot read {self.result}: {error}; move it away to run again") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,21 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def step_of(path: Path) -> int:
+    """Return the optimizer step at whose end a checkpoint was taken."""
+    match = NAME.fullmatch(path.name)
+    assert match, path
+    return int(match[1])
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint into memory; raises RecordError when it is missing, cut short or not a checkpoint."""
+    """Read a checkpoint into memory; raises RecordError when it is missing, cut short, damaged or not a checkpoint."""
     try:
+        # torch.save writes a zip with a checksum per tensor, and torch.load does not look at it.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"wrong checksum of {damaged}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -76,7 +89,13 @@ class Checkpoints(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
         whole_step = batch_idx % trainer.accumulate_grad_batches == 0
-        if self.every and step and step % self.every == 0 and whole_step and step != self._saved_step:
+        if self.every and step % self.every == 0 and whole_step:
+            self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Save the start of this step on all ranks, unless it is saved or nothing has been trained yet."""
+        step = trainer.global_step
+        if step and step != self._saved_step:
             self._saved_step = step
             save_atomically(trainer, self.folder / f"step-{step}.ckpt")
             self._drop_old(trainer)

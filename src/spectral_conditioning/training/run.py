@@ -21,10 +21,10 @@ from spectral_conditioning.errors import RecordError
 from spectral_conditioning.training.fit import fit
 from spectral_conditioning.training.identity import arm_id, arm_label, conditioning, digest, identity, run_folder
 from spectral_conditioning.training.prepare import Prepared, prepare
-from spectral_conditioning.training.ranks import global_rank, launched, must_start_ranks, start_ranks
+from spectral_conditioning.training.ranks import global_rank, must_start_ranks, start_ranks
 from spectral_conditioning.training.record import MetricsFile, RunFolder, write_json
 from spectral_conditioning.training.result import result_record
-from spectral_conditioning.training.resume import checkpoint_files, load_checkpoint, newest_checkpoint
+from spectral_conditioning.training.resume import checkpoint_files, newest_checkpoint, step_of
 from spectral_conditioning.training.schema import RunConfig
 from spectral_conditioning.training.storage import plain_values, save_config
 from spectral_conditioning.training.tracking import WandbSink
@@ -59,7 +59,7 @@ def run(config: RunConfig) -> Outcome:
         return _run_on_ranks(config, folder)
     prepared = prepare(config)
     # One rank owns the folder; the others only compute.
-    owner = folder if not launched() or global_rank() == 0 else contextlib.nullcontext()
+    owner = folder if global_rank() == 0 else contextlib.nullcontext()
     with owner:
         return _run_in(folder, prepared, label)
 
@@ -80,15 +80,15 @@ def _run_in(folder: RunFolder, prepared: Prepared, label: str) -> Outcome:
     config = prepared.config
     started = time.perf_counter()
     resumed = newest_checkpoint(folder.checkpoints)
-    first_step = int(load_checkpoint(resumed)["global_step"]) if resumed else 0
-    if not launched():
+    first_step = step_of(resumed) if resumed else 0
+    is_owner = global_rank() == 0
+    if is_owner:
         save_config(config, folder.config)
     _announce(prepared, label, folder, first_step)
     saturation = _saturation(prepared)
     sinks: list[Sink] = []
     tracked: WandbSink | None = None
     record: dict[str, Any] | None = None
-    is_owner = not launched() or global_rank() == 0
     try:
         if is_owner:
             sinks.append(MetricsFile(folder.metrics, keep_until=first_step))
@@ -101,6 +101,7 @@ def _run_in(folder: RunFolder, prepared: Prepared, label: str) -> Outcome:
             # Nothing resumes a finished run; its reported weights stay.
             for path in checkpoint_files(folder.checkpoints):
                 path.unlink()
+            folder.heartbeat.unlink(missing_ok=True)
     finally:
         for sink in sinks:
             if isinstance(sink, MetricsFile):

@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 from spectral_conditioning.errors import SpectralError
+from spectral_conditioning.training.ranks import end_with_torchrun, launched
 from spectral_conditioning.training.run import run
 from spectral_conditioning.training.storage import read_config
 
 
 def main(argv: list[str]) -> int:
+    """Train one configuration after the other; return 1 when one of them failed, after the others have run."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    end_with_torchrun()
     failed = 0
     for path in argv:
         try:
@@ -23,6 +26,8 @@ def main(argv: list[str]) -> int:
         except SpectralError as error:
             print(f"error: {error}", file=sys.stderr)
             failed += 1
+            if launched():
+                break  # The other ranks wait for this one in the same run.
     return 1 if failed else 0
 
 
