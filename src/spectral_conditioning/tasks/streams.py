@@ -8,6 +8,7 @@ Evaluation visits every sample exactly once on any number of ranks.
 from __future__ import annotations
 
 import hashlib
+import signal
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -224,6 +225,7 @@ class StreamDataModule(LightningDataModule):
             persistent_workers=self.workers > 0,
             collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=ignore_stop_signals if self.workers > 0 else None,
         )
 
     def samples_before(self, step: int) -> int:
@@ -259,6 +261,12 @@ class StreamDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.batches_done = state_dict["batches_done"]
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """Let a loader's worker outlive a signal that a scheduler sends to every process of a job; it ends with its trainer."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class OrderHash:

@@ -67,6 +67,11 @@ def _explain(overrides: list[str], error: Exception) -> str:
             key = item.key_or_group
             if item in groups or item.is_add() or any(name == key or name.startswith(f"{key}.") for name in known):
                 continue
+            if key.startswith("hydra/"):
+                problems.append(
+                    f"{item.input_line}: not installed (submitit launchers: pip install hydra-submitit-launcher)"
+                )
+                continue
             near = closest(key, [*known, *_group_names(loader)])
             problems.append(f"unknown key {key!r}" + (f"; closest {near!r}" if near else "; see spectral train --help"))
     return problems_message("command line", problems or [" ".join(str(error).split())])
@@ -109,6 +114,32 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
         return [job for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None) for job in batch]
     except HydraException as error:
         raise ConfigError(f"command line: {' '.join(str(error).split())}") from error
+
+
+def check_launcher(jobs: Sequence[Sequence[str]], *, directory: Path | None = None) -> None:
+    """Refuse a launcher or sweeper that anything but the command line chose.
+
+    Hydra picks both before it composes the jobs of a sweep: one named inside an experiment shows up in the configuration of
+    each job and is not the one that runs them.
+    """
+    checked = set()
+    for job in jobs:
+        parsed = OverridesParser.create().parse_overrides(list(job))
+        given = {item.key_or_group: str(item.value()) for item in parsed}
+        key = tuple(item for item in job if item.startswith(("experiment=", "hydra/")))
+        if key in checked:
+            continue
+        checked.add(key)
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(config_dir=str(directory or config_directory()), version_base="1.3"):
+            choices = compose(ROOT, overrides=list(key), return_hydra_config=True).hydra.runtime.choices
+        for group in ("hydra/launcher", "hydra/sweeper"):
+            wanted = given.get(group, "basic")
+            if choices[group] != wanted:
+                raise ConfigError(
+                    f"{given.get('experiment', 'the configuration')} chooses {group}={choices[group]} in its file, where "
+                    f"Hydra ignores it for sweeps; remove it there and put {group}={choices[group]} on the command line"
+                )
 
 
 def check_jobs(jobs: Sequence[Sequence[str]]) -> list[RunConfig]:

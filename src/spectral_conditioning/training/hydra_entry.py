@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from spectral_conditioning.errors import SpectralError
-from spectral_conditioning.training.compose import ROOT, check_jobs, config_directory, expand_sweep
+from spectral_conditioning.training.compose import ROOT, check_jobs, check_launcher, config_directory, expand_sweep
 from spectral_conditioning.training.config import typed
 from spectral_conditioning.training.run import run
 
@@ -36,7 +36,9 @@ def train(argv: Sequence[str]) -> int:
     arguments = get_args_parser().parse_args(list(argv))
     FAILURES.clear()
     if not (arguments.help or arguments.hydra_help or arguments.cfg or arguments.info):
-        check_jobs(expand_sweep(arguments.overrides) if arguments.multirun else [arguments.overrides])
+        jobs = expand_sweep(arguments.overrides) if arguments.multirun else [arguments.overrides]
+        check_jobs(jobs)
+        check_launcher(jobs)
     entry = hydra.main(config_path=str(config_directory()), config_name=ROOT, version_base="1.3")(job)
     saved, sys.argv = sys.argv, ["spectral train", *argv]
     try:

@@ -72,7 +72,7 @@ class Progress(Callback):
 class Heartbeat(Callback):
     """Keep progress.json beside the record while a run lasts, for `spectral status`: step, loss, and since when.
 
-    Written at most every five seconds. It holds times, which a repeat of the run does not give again, so it is no part of the record.
+    Written at most every five seconds. It holds times, which a repeat of the run does not give again: no part of the record.
     """
 
     def __init__(self, path: Path, record: Record) -> None:
