@@ -6,7 +6,6 @@ may store its rows in another order and is unknown. Each family is tested on the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -147,6 +146,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
+_BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
+
 
 class FamilyTable(tuple[Family, ...]):
     """The families; printing it gives the table."""
@@ -170,12 +171,10 @@ def families() -> FamilyTable:
     return FamilyTable(FAMILIES)
 
 
-@functools.cache
 def match_family(cls: type[nn.Module]) -> Family | None:
     """Return the family of an attention class, or None."""
-    by_class = {name: family for family in FAMILIES for name in family.classes}
     for base in cls.__mro__:
-        family = by_class.get(qualified_name(base))
+        family = _BY_CLASS.get(qualified_name(base))
         if family is not None:
             return family if cls.forward is base.forward else None
     return None

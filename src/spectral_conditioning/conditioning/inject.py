@@ -64,7 +64,8 @@ def condition(
         raise ConditioningError(
             problems_message(f"condition({type(model).__name__})", problems) + "\nNothing was changed."
         )
-    folded = None if allow_folded else looks_conditioned(targets, settings)
+    # With preserve="function" the effective weights stay as they are, so nothing is added twice.
+    folded = None if allow_folded or settings.preserve == "function" else looks_conditioned(targets, settings)
     if folded:
         raise ConditioningError(
             f"{type(model).__name__} seems to be conditioned already: {folded}. A folded export contains C; load the conditioned "
@@ -131,7 +132,7 @@ def _install(targets: Sequence[Target], computed: Computed, settings: Conditioni
             stored = as_stored(matrix, target.weight.shape, transposed=is_transposed(target.layer))
             target.layer.register_buffer(target.tensor_name + CORRECTION_SUFFIX, stored)
         else:
-            target.layer._sync()  # type: ignore[operator]
+            target.layer._sync()
     if settings.preserve == "function":
         for target in {id(target.weight): target for target in targets}.values():
             store_difference(target, target.weight.double())
@@ -139,7 +140,7 @@ def _install(targets: Sequence[Target], computed: Computed, settings: Conditioni
 
 def store_difference(target: Target, effective: Tensor) -> None:
     """Set W = effective − C, formed in float64 and rounded once."""
-    correction = target.layer.correction(target.tensor_name)  # type: ignore[operator]
+    correction = target.layer.correction(target.tensor_name)
     target.weight.copy_(effective - correction)
 
 

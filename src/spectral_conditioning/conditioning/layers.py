@@ -10,7 +10,6 @@ use `layer.trained_weight()` for these.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -256,15 +255,22 @@ _FIXED: dict[type[nn.Module], type[Conditioned]] = {
 }
 
 
-@functools.cache
+_made: dict[type[nn.Module], type[Conditioned] | None] = dict(_FIXED)
+
+
 def conditioned_class(plain: type[nn.Module]) -> type[Conditioned] | None:
     """Return the conditioned class for a layer class, or None when it cannot be served.
 
     Served are the four torch classes, subclasses of them that inherit `forward` (whose own forward could use the weight in any
     way), and the transposed layers named in TRANSPOSED.
     """
-    if plain in _FIXED:
-        return _FIXED[plain]
+    if plain not in _made:
+        _made[plain] = _make(plain)
+    return _made[plain]
+
+
+def _make(plain: type[nn.Module]) -> type[Conditioned] | None:
+    """Make a conditioned class on demand; pickles name the plain class (see __reduce_ex__)."""
     if qualified_name(plain) in TRANSPOSED:
         return type(
             f"Conditioned{plain.__name__}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ def _refresh(targets: list[Target], settings: Conditioning) -> list[str]:
         weights = [_effective(target) if keep else _whole(target.weight.detach()) for target in targets]
         computed = compute_corrections(targets, settings, weights)
         for target, matrix in zip(targets, computed.matrices, strict=True):
-            correction = target.layer.correction(target.tensor_name)  # type: ignore[operator]
+            correction = target.layer.correction(target.tensor_name)
             correction.copy_(as_stored(matrix, correction.shape, transposed=is_transposed(target.layer)))
         if keep:
             done: set[int] = set()
@@ -62,39 +63,39 @@ def _refresh(targets: list[Target], settings: Conditioning) -> list[str]:
 
 
 def _effective(target: Target) -> Tensor:
-    return target.weight.detach().double() + target.layer.correction(target.tensor_name)  # type: ignore[operator]
+    correction: Tensor = target.layer.correction(target.tensor_name)
+    return _whole(target.weight.detach()).double() + correction
 
 
 def _whole(weight: Tensor) -> Tensor:
     """Gather a sharded W (fully_shard): C depends on all of it."""
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # type: ignore[operator]
+    gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
+    return weight if gather is None else gather()
 
 
 class Refresher:
-    """Callback for a training loop: call it after each optimizer step, and it refreshes C every `refresh_every` steps.
+    """Callback for a training loop: step it after each optimizer step, and it refreshes C every `refresh_every` steps.
 
         refresher = Refresher(model)
         for batch in data:
-            ...; optimizer.step(); refresher()
+            ...; optimizer.step(); refresher.step()
 
-    With refresh_every=0, or on a baseline, it only counts. After a resume pass the number of steps done: `Refresher(model, step=n)`,
-    or give it at each call: `refresher(step=global_step)`.
+    With refresh_every=0, or on a baseline, it only counts. A loop that resumes gives the number of optimizer steps done, once as
+    `Refresher(model, steps=n)` or each time as `refresher.step(n)`.
     """
 
-    def __init__(self, model: nn.Module, *, step: int = 0) -> None:
+    def __init__(self, model: nn.Module, *, steps: int = 0) -> None:
         self.model = model
-        self.step = step
+        self.steps = steps
         intervals = {layer.conditioning().refresh_every for layer in conditioned_layers(model).values()}
         if len(intervals) > 1:
-            raise ConditioningError(
-                f"Refresher: the layers have several values of refresh_every: {sorted(intervals)}."
-            )
+            raise ConditioningError(f"Refresher: the layers have several values of refresh_every: {sorted(intervals)}.")
         self.every = intervals.pop() if intervals else 0
 
-    def __call__(self, *, step: int | None = None) -> bool:
-        """Count a step, or take the count from `step`, and refresh when it is a multiple of refresh_every; return whether it did."""
-        self.step = self.step + 1 if step is None else step
-        due = self.every > 0 and self.step % self.every == 0
+    def step(self, steps: int | None = None) -> bool:
+        """Count one step, or set the count to `steps`; refresh at each multiple of refresh_every, and return whether it did."""
+        self.steps = self.steps + 1 if steps is None else steps
+        due = self.every > 0 and self.steps % self.every == 0
         if due:
-            refresh(self.model, step=self.step)
+            refresh(self.model, step=self.steps)
         return due

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ FOLDED_MARK = "_spectral_folded"
 class Target:
     """One stored weight and its plan."""
 
-    layer: nn.Module
+    layer: Any
     layer_name: str
     tensor_name: str
     plan: TensorPlan
@@ -33,7 +34,8 @@ class Target:
 
     @property
     def weight(self) -> Tensor:
-        return raw_tensor(self.layer, self.tensor_name)
+        weight: Tensor = raw_tensor(self.layer, self.tensor_name)
+        return weight
 
 
 def collect_targets(
@@ -199,7 +201,7 @@ def grouped_query_remark(attentions: Sequence[Attention], settings: Conditioning
 def mark_of(model: nn.Module) -> Mapping[str, object] | None:
     """Return the settings that fold() left on a folded model, or None."""
     for module in model.modules():
-        mark = module.__dict__.get(FOLDED_MARK)
+        mark: Mapping[str, object] | None = module.__dict__.get(FOLDED_MARK)
         if mark is not None:
             return mark
     return None
