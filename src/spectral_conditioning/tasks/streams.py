@@ -8,8 +8,8 @@ Evaluation visits every sample exactly once on any number of ranks.
 from __future__ import annotations
 
 import hashlib
-import signal
 import math
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
