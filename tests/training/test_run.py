@@ -34,7 +34,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
     assert weights(one).keys() == weights(other).keys()
     for name, value in weights(one).items():
         assert torch.equal(value, weights(other)[name]), name
-    ignored = ("config", "seconds", "conditioning", "arm", "arm_id")
+    ignored = ("config", "seconds", "conditioning", "arm", "arm_id", "code")
     for key in one.record.keys() - set(ignored):
         assert one.record[key] == other.record[key], key
 

@@ -95,7 +95,7 @@ class RefreshCorrections(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._refresher is not None and optimizer_stepped(trainer, batch_idx):
-            self._refresher.step(trainer.global_step)
+            self._refresher(step=trainer.global_step)
 
 
 class AverageWeights(Callback):
@@ -215,11 +215,14 @@ class Record(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TaskModule)
-        values = pl_module.evaluation_metrics()
-        self.validated = values
+        self.validated = pl_module.evaluation_metrics()
         if trainer.state.fn == "fit":
-            self.write(trainer, "val", values)
-        self._on_validation(trainer, trainer.global_step, values)
+            self.record_validation(trainer)
+
+    def record_validation(self, trainer: Trainer) -> None:
+        """Write the metrics of the validation that has just ended, and pass them on."""
+        self.write(trainer, "val", self.validated)
+        self._on_validation(trainer, trainer.global_step, self.validated)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": dict(self._sums), "count": self._count, "skipped_steps": self.skipped_steps}

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from spectral_conditioning.errors import RecordError
 from spectral_conditioning.training.callbacks import (
@@ -25,11 +24,12 @@ from spectral_conditioning.training.callbacks import (
     Sink,
 )
 from spectral_conditioning.training.identity import conditioning
+from spectral_conditioning.training.preemption import Preemption
 from spectral_conditioning.training.prepare import Prepared
-from spectral_conditioning.training.progress import Progress
-from spectral_conditioning.training.ranks import launched
+from spectral_conditioning.training.progress import Heartbeat, Progress
+from spectral_conditioning.training.ranks import RankCheck, cluster_environment
 from spectral_conditioning.training.record import RunFolder
-from spectral_conditioning.training.resume import Checkpoints
+from spectral_conditioning.training.resume import Checkpoints, step_of
 from spectral_conditioning.training.selection import Selection
 
 
@@ -63,27 +63,28 @@ def observers(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: s
     selection = Selection(folder.checkpoints, prepared.reported, total_steps=prepared.steps, weights=optim.report)
 
     def on_validation(trainer: Trainer, step: int, values: dict[str, float]) -> None:
-        if trainer.state.fn == "fit":
-            selection.consider(trainer, step, values)
-            progress.validated(trainer, step, values)
+        selection.consider(trainer, step, values)
+        progress.validated(trainer, step, values)
 
     record = Record(sinks, log_every=machine.log_every, epoch=prepared.epoch, on_validation=on_validation)
     progress = Progress(label, record, style=machine.progress, metric=prepared.reported.metric)
     order = RecordOrder(prepared.loader)
     checkpoints = Checkpoints(folder.checkpoints, every=machine.checkpoint_every, keep=machine.keep_checkpoints)
     # A checkpoint comes before anything that counts the batch about to start.
-    callbacks: list[Callback] = [checkpoints, SeedSteps(config.seed), order]
+    callbacks: list[Callback] = [checkpoints, Preemption(checkpoints), SeedSteps(config.seed), order]
     if chosen is not None:
         callbacks.append(RefreshCorrections(chosen.refresh_every))
     if optim.ema_decay is not None:
         refreshes = chosen is not None and chosen.refresh_every > 0
         callbacks.append(AverageWeights(optim.ema_decay, report=optim.report == "ema", refreshes=refreshes))
-    return Observers(record, order, selection, [*callbacks, record, progress, selection])
+    heartbeat = Heartbeat(folder.heartbeat, record)
+    return Observers(record, order, selection, [*callbacks, record, heartbeat, progress, selection])
 
 
 def fit(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str, resumed: Path | None) -> Fitted:
     """Train to the end of the budget, from the checkpoint `resumed` if there is one, and evaluate the reported weights."""
     seen = observers(prepared, folder, sinks, label)
+    seen.callbacks.append(RankCheck(prepared.config, first_step=step_of(resumed) if resumed else 0))
     metrics: dict[str, float] = {}
     reported_step = diverged_at = None
     started = time.perf_counter()
@@ -97,6 +98,10 @@ def fit(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str, re
             diverged_at = diverged.step
     seconds = time.perf_counter() - started
     if diverged_at is None:
+        if seen.selection.validated_step < prepared.steps:
+            with quiet():
+                trainer.validate(prepared.module, datamodule=prepared.loader, verbose=False)
+            seen.record.record_validation(trainer)
         metrics, reported_step = _report(prepared, trainer, seen.selection, seen.record)
     return Fitted(
         metrics=metrics,
@@ -151,7 +156,7 @@ def make_trainer(prepared: Prepared, folder: Path, callbacks: list[Callback]) ->
         devices=machine.devices,
         num_nodes=machine.nodes,
         strategy="ddp" if ranks > 1 else "auto",
-        plugins=[] if launched() else [LightningEnvironment()],
+        plugins=[cluster_environment()],
         precision=machine.precision,  # type: ignore[arg-type]
         max_steps=prepared.steps,
         max_epochs=-1,
