@@ -22,14 +22,21 @@ def settings(correction: str = "identity", **changes: Any) -> dict[str, Any]:
 
 
 def record(
-    value: float | None, *, seed: int = 0, lam: float = 0.0, conditioning: Mapping[str, Any] | None = None, **changes: Any
+    value: float | None,
+    *,
+    seed: int = 0,
+    lam: float = 0.0,
+    conditioning: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """A complete record of imagenet/small; `changes` replaces keys, dotted ones (`hashes__order`) inside a key."""
     if lam and conditioning is None:
         conditioning = settings(lam=lam)
     if conditioning:
         lam = float(conditioning["lam"])
-        name = f"{conditioning['correction']} λ={lam:g} ({conditioning['placement']}, {''.join(conditioning['targets'])})"
+        name = (
+            f"{conditioning['correction']} λ={lam:g} ({conditioning['placement']}, {''.join(conditioning['targets'])})"
+        )
     else:
         name = "baseline"
     built: dict[str, Any] = {
@@ -73,9 +80,7 @@ def runs(tmp_path: Path) -> Path:
 def write(runs: Path) -> Callable[..., Path]:
     """write(value, seed=…, lam=…, …) puts one run folder below `runs`."""
 
-    def writer(
-        value: float | None, *, log: Sequence[Mapping[str, Any]] = (), name: str = "", **changes: Any
-    ) -> Path:
+    def writer(value: float | None, *, log: Sequence[Mapping[str, Any]] = (), name: str = "", **changes: Any) -> Path:
         return write_run(runs, record(value, **changes), log=log, name=name)
 
     return writer

@@ -93,10 +93,11 @@ def steps_to_baseline(table: Table, arm: Arm, logs: Logs) -> Reached:
     found, asked = [], 0
     for base, run in pairs:
         target = _final_value(base, logs)
-        if target is None:
+        points = curve(logs(run), curve_name(run))
+        if target is None or not points:
             continue
         asked += 1
-        step = first_step_at_least(curve(logs(run), curve_name(run)), target, sign=table.metric.sign)
+        step = first_step_at_least(points, target, sign=table.metric.sign)
         if step is not None:
             found.append(step)
     return Reached(int(median(found)) if found else None, len(found), asked)

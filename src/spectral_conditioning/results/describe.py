@@ -32,12 +32,13 @@ def _baseline_sentence(table: Table) -> str:
 
 def _standing_sentences(table: Table) -> list[str]:
     """Which arms ended above, below, and level with the baseline, by the mean paired difference; largest first."""
-    gains = {
-        arm.label: (table.metric.sign * arm.difference_mean, arm)
+    gains = [
+        # To the digits shown: an arm is not better by 0.00.
+        (table.metric.sign * round(arm.difference_mean, table.metric.digits), arm)
         for arm in table.arms
         if arm.difference_mean is not None
-    }
-    ranked = sorted(gains.values(), key=lambda each: -abs(each[0]))
+    ]
+    ranked = sorted(gains, key=lambda each: -abs(each[0]))
     unit = " (in points)" if table.metric.percent else ""
     sentences = []
     for word, chosen in (
@@ -49,7 +50,7 @@ def _standing_sentences(table: Table) -> list[str]:
                 f"{word} than the baseline by the mean paired difference{unit}: {_join([_gain(arm) for arm in chosen])}."
             )
     level = [arm.label for gain, arm in ranked if gain == 0]
-    return sentences + ([f"Exactly level: {_join(level)}."] if level else [])
+    return sentences + ([f"Level to the digits shown: {_join(level)}."] if level else [])
 
 
 def _gain(arm: Arm) -> str:
@@ -83,7 +84,7 @@ def _speed_sentences(table: Table, logs: Logs) -> list[str]:
     # The baseline's own step first, then the arms from the fastest.
     reached.sort(key=lambda pair: (not pair[0].is_baseline, pair[1].step or 0))
     parts = [_speed(arm, each) for arm, each in reached if each.step is not None]
-    never = [arm.label for arm, each in reached if each.of and each.step is None]
+    never = [arm.label for arm, each in reached if each.of and each.step is None and not arm.is_baseline]
     if not parts and not never:
         return []
     text = f"The baseline's final value was first reached (median over seeds) by {_join(parts)}" if parts else ""

@@ -55,6 +55,11 @@ class Metric:
         return "points" if self.percent else "difference"
 
     @property
+    def digits(self) -> int:
+        """Decimals shown."""
+        return 2 if self.percent else 4
+
+    @property
     def label(self) -> str:
         """The metric with its unit, for headings and axes."""
         return f"{self.name} (%)" if self.percent else self.name
@@ -67,7 +72,7 @@ class Metric:
         """Format a value that is already in the table's unit; `–` when there is none."""
         if value is None or not math.isfinite(value):
             return "–"
-        digits = 2 if self.percent else 4
+        digits = self.digits
         value = round(value, digits) + 0.0  # no negative zero
         text = f"{value:+.{digits}f}" if signed and value else f"{value:.{digits}f}"
         return text.replace("-", "−")

@@ -107,10 +107,10 @@ def reference_for(
     own = leaf(metric.name).lower()
     wanted = _ALIASES.get(own, own)
     same = [row for row in published if row.family == family and row.metric.lower() == wanted]
-    exact = [row for row in same if _slug(name).startswith(_slug(row.row))]
+    exact = [row for row in same if _letters(row.row) in _beginnings(name)]
     if exact:
         return Reference((exact[0],), exact=True)
-    near = [row for row in same if model and _slug(model).startswith(_slug(row.row).split("_")[0])]
+    near = [row for row in same if model and _words(model)[0] == _words(row.row)[0]]
     chosen = near or same
     return Reference(tuple(chosen), exact=False) if chosen else None
 
@@ -147,5 +147,15 @@ def _rows_of(path: Path) -> list[PublishedRow]:
     return rows
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower()) or [""]
+
+
+def _letters(text: str) -> str:
+    return "".join(_words(text))
+
+
+def _beginnings(name: str) -> set[str]:
+    """`listops_small` → listops, listopssmall: an experiment is a row's own when its first words are the row's name."""
+    words = _words(name)
+    return {"".join(words[:count]) for count in range(1, len(words) + 1)}

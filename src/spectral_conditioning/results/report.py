@@ -45,6 +45,7 @@ td.arm { white-space: nowrap; } td.each, td.remarks { min-width: 12rem; } tbody 
 ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem; } li { overflow-wrap: anywhere; }
 .loud { color: var(--warn); font-weight: 600; } .say { max-width: 60rem; }
 figure { margin: 1.2rem 0; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+@media (max-width: 45rem) { figure { overflow-x: auto; } img { max-width: none; width: 46rem; } }
 figcaption { color: var(--soft); font-size: .88rem; }
 """.strip()
 

@@ -107,9 +107,7 @@ class Arm:
         if self.collapsed:
             seeds = _seeds(self.collapsed)
             whole = len(self.collapsed) == len(self.runs)
-            found.append(
-                f"at chance (every seed: {seeds})" if whole else f"{len(self.collapsed)} collapsed to chance ({seeds})"
-            )
+            found.append("at chance in every seed" if whole else f"{len(self.collapsed)} collapsed to chance ({seeds})")
         for run in self.diverged:
             found.append(
                 f"seed {run.seed} diverged" + (f" at step {run.diverged_at}" if run.diverged_at is not None else "")
@@ -132,6 +130,7 @@ class Table:
     arms: list[Arm]
     reference: Reference | None
     pairing: Pairing
+    paper_known: bool = True
 
     @property
     def title(self) -> str:
@@ -175,6 +174,8 @@ class Table:
 
     def standing(self) -> str:
         """How these runs stand to the paper's: never a reproduction unless the scale is the paper's own."""
+        if not self.paper_known:
+            return "The paper's numbers (experiments/*/paper.csv) were not found: name their folder with --experiments."
         if self.reference is None:
             return f"The paper gives no number for {self.metric.name} of this experiment."
         ours = self.runs[0].scale.get("train_samples") if self.runs else None
@@ -223,7 +224,7 @@ def _build_table(pairing: Pairing, setting: str, published: Sequence[PublishedRo
             spread = arm.difference_std
             assert spread is not None
             arm.seeds_needed = statistics.seeds_needed(gain=reference.gain, spread=spread)
-    return Table(pairing.experiment, setting, metric, baseline, arms, reference, pairing)
+    return Table(pairing.experiment, setting, metric, baseline, arms, reference, pairing, paper_known=bool(published))
 
 
 def excluded_runs(pairings: Iterable[Pairing]) -> tuple[list[Excluded], list[Excluded]]:

@@ -1,0 +1,186 @@
+"""The files of a comparison, and `spectral compare` as a command: output, exit status, messages."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from spectral_conditioning.errors import RecordError
+from spectral_conditioning.results import compare as command
+
+Write = Callable[..., Path]
+
+
+def run(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(word) for word in words]))
+
+
+@pytest.fixture
+def pair(write: Write) -> None:
+    log = [{"step": step, "split": "val", "accuracy": step / 500} for step in (200, 400)]
+    for seed in (0, 1):
+        write(0.90 + seed / 100, seed=seed, log=log)
+        write(0.92 + seed / 100, seed=seed, lam=10.0, log=log)
+
+
+class Page(HTMLParser):
+    """Collects a page's images, links and text, and checks that every tag is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.images: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if tag == "img" and name == "src":
+                self.images.append(value or "")
+            elif name in ("src", "href", "srcset", "data"):
+                self.addresses.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.usefixtures("pair")
+def test_report_needs_no_network_and_holds_everything(runs: Path, tmp_path: Path) -> None:
+    assert run(runs, "--out", tmp_path / "out") == 0
+    html = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    page = Page(html)
+    assert page.addresses == []
+    assert not re.search(r"@import|url\(|<script|https?://", html)
+    figures = sorted((tmp_path / "out").glob("*.png"))
+    assert [path.name for path in figures] == ["imagenet-small-lambda.png", "imagenet-small-training.png"]
+    embedded = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in page.images]
+    assert sorted(embedded) == sorted(path.read_bytes() for path in figures)
+    for words in (
+        "baseline",
+        "identity λ=10 (full, qkv)",
+        "+2.00",
+        "leads, not results",
+        "Not a reproduction",
+        "ViT-B",
+    ):
+        assert words in page.text
+
+
+@pytest.mark.usefixtures("pair")
+def test_left_out_runs_are_in_terminal_report_and_status(
+    runs: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(0.5, seed=5, lam=10.0)
+    write(0.6, seed=0, lam=1.0, hashes__order="x")
+    (write(0.7, seed=6) / "result.json").write_text("{")
+    (write(0.8, seed=7) / "result.json").unlink()
+    assert run(runs, "--out", tmp_path / "out") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    page = " ".join(Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8")).text.split())
+    for text in (printed, page):
+        for heading in ("Refused pairs (1)", "Unpaired runs (1)", "Broken records (1)", "Unfinished runs (1)"):
+            assert heading in text
+        assert "order differ (o0 | x) [order]" in text
+
+
+def test_names_from_records_cannot_break_the_page(runs: Path, write: Write, tmp_path: Path) -> None:
+    write(0.9)
+    write(0.91, lam=10.0, arm="<script>alert(1)</script> & [red]x[/red]")
+    run(runs, "--out", tmp_path)
+    page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
+    assert "<script>alert(1)</script> & [red]x[/red]" in page.text
+
+
+@pytest.mark.usefixtures("pair")
+def test_nothing_comparable_is_an_error_with_the_reasons(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordError, match=r"(?s)no pair of baseline and conditioned run.*no comparable conditioned run"
+    ):
+        run(runs / "imagenet" / "small" / "baseline", "--out", tmp_path)
+
+
+@pytest.mark.usefixtures("pair")
+def test_override_on_the_command_line(
+    runs: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(0.95, seed=0, lam=1.0, versions={"torch": "2.13"})
+    words = [runs, "--out", tmp_path, "--allow-unequal", "versions", "code"]
+    assert run(*words) == 0
+    assert "COMPARED ALTHOUGH UNEQUAL, by request: versions differ" in " ".join(capsys.readouterr().out.split())
+
+
+def test_unknown_reason_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("runs", "--allow-unequal", "everything")
+    assert caught.value.code == 2
+    assert "initial_weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["runs", "--wandb", "a/b"]])
+def test_exactly_one_source(words: list[str]) -> None:
+    with pytest.raises(RecordError, match="give either run folders or --wandb ENTITY/PROJECT"):
+        run(*words)
+
+
+@pytest.mark.usefixtures("pair")
+def test_folder_that_cannot_be_written_is_one_message(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match=r"cannot write the comparison to .*--out"):
+        run(runs, "--out", tmp_path / "file")
+
+
+@pytest.mark.usefixtures("pair")
+def test_table_only_writes_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(runs.rglob("*"))
+    assert run(runs, "--table-only") == 0
+    assert sorted(runs.rglob("*")) == before
+    assert "identity λ=10 (full, qkv)" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("pair")
+def test_default_folder_is_in_what_holds_all_runs_and_a_repeat_is_equal(runs: Path) -> None:
+    arms = sorted((runs / "imagenet" / "small").iterdir())
+    assert run(*arms) == 0
+    out = runs / "imagenet" / "small" / "compare"
+    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert run(runs / "imagenet" / "small") == 0  # its own output is not taken for runs
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
+
+
+@pytest.mark.usefixtures("pair")
+def test_two_experiments_have_two_tables_and_files(runs: Path, write: Write, tmp_path: Path) -> None:
+    for lam in (0.0, 10.0):
+        write(0.4, lam=lam, experiment="lra/listops", primary__name="test/accuracy")
+    run(runs, "--out", tmp_path)
+    assert {"imagenet-small-lambda.png", "lra-listops-lambda.png"} <= {path.name for path in tmp_path.iterdir()}
+    lines = list(csv.DictReader((tmp_path / "compare_arms.csv").open(encoding="utf-8")))
+    assert [line["experiment"] for line in lines] == ["imagenet/small"] * 2 + ["lra/listops"] * 2
+    assert (tmp_path / "compare.md").read_text(encoding="utf-8").count("###") == 2
+    assert (tmp_path / "compare.tex").read_text(encoding="utf-8").count(r"\bottomrule") == 2
+
+
+def test_command_line_loads_no_heavy_package_before_it_runs() -> None:
+    code = (
+        "import sys, spectral_conditioning.results.compare as c, argparse; c.add_arguments(argparse.ArgumentParser());"
+        "print([name for name in ('matplotlib', 'pandas', 'scipy', 'rich', 'wandb', 'lightning') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
