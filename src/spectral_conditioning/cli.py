@@ -14,6 +14,8 @@ from spectral_conditioning.errors import SpectralError, closest
 COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("spectral_conditioning.results.compare", "paired tables, λ curves and plots from run folders"),
     "demo": ("spectral_conditioning.launch.demo", "baseline against conditioned on digits, in about five minutes"),
+    "submit": ("spectral_conditioning.launch.submit", "send a study to SLURM: one array, only what is missing"),
+    "status": ("spectral_conditioning.launch.status", "where every run of a submitted study stands"),
     "probe": ("spectral_conditioning.probe_command", "singular values, κ(W), κ(J) and saturation of a model or run"),
 }
 TRAIN_HELP = "train one configuration, or a sweep with -m (Hydra)"
@@ -48,7 +50,7 @@ def dispatch(argv: Sequence[str]) -> int:
     module = importlib.import_module(module_name)
     parser = argparse.ArgumentParser(prog=f"spectral {name}", description=text[0].upper() + text[1:] + ".")
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(rest)))
+    return int(module.run(parser.parse_intermixed_args(rest)))
 
 
 def main() -> None:
