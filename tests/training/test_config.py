@@ -68,7 +68,9 @@ def test_every_unknown_key_is_listed():
 
 
 def test_experiment_values_lose_to_the_command_line():
-    config = compose_run(["experiment=imagenet/small", "optim.lr=3.5e-4", "conditioning=identity", "conditioning.lam=3"])
+    config = compose_run(
+        ["experiment=imagenet/small", "optim.lr=3.5e-4", "conditioning=identity", "conditioning.lam=3"]
+    )
     assert config.optim.lr == 3.5e-4
     assert config.conditioning.lam == 3
 
@@ -87,11 +89,10 @@ def needs_path(name: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_conditioning_choice_composes_and_has_an_arm_of_its_own(choice: str):
+def test_every_conditioning_choice_composes_and_has_an_arm_of_its_own():
     arms = {name: arm_id(conditioning(compose_run([f"conditioning={name}"]))) for name in CHOICES}
     assert len(set(arms.values())) == len(CHOICES)
-    assert (arms[choice] == "none") == (choice == "none")
+    assert [name for name, arm in arms.items() if arm == "none"] == ["none"]
 
 
 def test_lambda_zero_is_the_baseline_run(tiny: Make):

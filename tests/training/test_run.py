@@ -107,7 +107,9 @@ def test_a_killed_run_ends_as_an_unbroken_one(
     assert_same(unbroken, train(*overrides))
 
 
-def test_a_truncated_checkpoint_falls_back_to_the_one_before(train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     unbroken = train(runs="unbroken")
     with monkeypatch.context() as patch:
         killed_at(5, patch)
