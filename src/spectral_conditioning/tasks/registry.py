@@ -31,7 +31,7 @@ TASKS: dict[str, TaskEntry] = {
         implementation=f"spectral_conditioning.tasks.{name}.task",
         extra=name,
     )
-    for name in ("imagenet", "lra")
+    for name in ("imagenet", "coco", "lra")
 }
 
 
@@ -55,6 +55,13 @@ def load_task(name: str) -> Task:
         raise ConfigError(
             f"task {name!r} needs the package {error.name!r}, which is not installed: "
             f"pip install 'spectral-conditioning[{entry.extra}]'"
+        ) from error
+    except ImportError as error:
+        if ".so" not in str(error):
+            raise
+        raise ConfigError(
+            f"task {name!r} needs a shared library of the system: {error}. README.md lists the packages "
+            f"(OpenCV of task 'coco' wants libgl1 and libglib2.0-0: apt-get install libgl1 libglib2.0-0)"
         ) from error
     task: Task = module.TASK
     return task
