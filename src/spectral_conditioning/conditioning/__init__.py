@@ -1,12 +1,12 @@
 """Spectral conditioning of the attention of any PyTorch model: W_effective = W + C for the Q, K and V projections.
 
-    settings.py     Conditioning: which C, where, when it is computed anew
-    packing.py      declarations of where the rows of Q, K and V are;  families.py  the table of known attention classes
-    layouts.py      find_attention: the attention modules of a model and their projections
-    placement.py    which entries of a stored weight C occupies;  corrections.py, polar.py  its values
-    layers.py       layers whose weight is W + C;  storage.py  how layers store a weight;  guard.py  lost in-place edits
-    targets.py      what is to be corrected, and every reason to refuse;  inject.py  condition, strip;  report.py
-    folding.py      fold;  refreshing.py  refresh, Refresher;  decay.py  attach_decay;  state.py, loading.py  state dicts
+settings.py     Conditioning: which C, where, when it is computed anew
+packing.py      declarations of where the rows of Q, K and V are;  families.py  the table of known attention classes
+layouts.py      find_attention: the attention modules of a model and their projections
+placement.py    which entries of a stored weight C occupies;  corrections.py, polar.py  its values
+layers.py       layers whose weight is W + C;  storage.py  how layers store a weight;  guard.py  lost in-place edits
+targets.py      what is to be corrected, and every reason to refuse;  inject.py  condition, strip;  report.py
+folding.py      fold;  refreshing.py  refresh, Refresher;  decay.py  attach_decay;  state.py, loading.py  state dicts
 """
 
 from spectral_conditioning.conditioning.decay import attach_decay

@@ -1,8 +1,8 @@
 """Weight decay toward zero of the effective weight.
 
-A decoupled optimizer multiplies W by 1 − η w (η learning rate, w decay), which pulls W + C toward C. Adding −η w C in the same step
-gives (1 − η w)(W + C) − C: the effective weight then decays toward 0, exactly as in a model that starts from W₀ + C and is never
-conditioned.
+A decoupled optimizer multiplies W by 1 − η w (η learning rate, w decay), which pulls W + C toward C. Adding −η w C in
+the same step gives (1 − η w)(W + C) − C: the effective weight then decays toward 0, exactly as in a model that starts
+from W₀ + C and is never conditioned.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _DECOUPLED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.opti
 def attach_decay(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Make the optimizer's weight decay act on W + C, for layers with decay_toward="zero"; return the hook's handle.
 
-    After each step the hook adds −lr·weight_decay·C to W, with the values of W's parameter group in that step. It is exact for torch's
-    AdamW, and Adam, NAdam and RAdam with decoupled_weight_decay=True. Nothing is attached, and None returned, when no layer asks
-    for it (decay_toward="correction", or a baseline).
+    After each step the hook adds −lr·weight_decay·C to W, with the values of W's parameter group in that step. It is
+    exact for torch's AdamW, and Adam, NAdam and RAdam with decoupled_weight_decay=True. Nothing is attached, and None
+    returned, when no layer asks for it (decay_toward="correction", or a baseline).
 
     Raises ConditioningError for any other optimizer, and for a conditioned weight that the optimizer does not hold.
     """
@@ -41,15 +41,13 @@ def attach_decay(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     for layer, name in corrected:
         if id(layer.trained_weight(name)) not in held:
             raise ConditioningError(
-                f"attach_decay: the optimizer does not hold {layer.path()}.{name}. Build it from this model's parameters, after "
+                f"attach_decay: the optimizer does not hold {layer.name_of(name)}. Build it from this model's parameters, after "
                 "condition() and any wrapper that replaces parameters (fully_shard)."
             )
 
     def add_missing_decay(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         rates = {
-            id(p): group["lr"] * group["weight_decay"]
-            for group in optimizer.param_groups
-            for p in group["params"]
+            id(p): group["lr"] * group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
         }
         skipped = getattr(optimizer, "found_inf", None)
         with torch.no_grad():
@@ -64,13 +62,11 @@ def attach_decay(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 def _refuse_others(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in _DECOUPLED:
         raise ConditioningError(
-            f"attach_decay: {type(optimizer).__module__}.{type(optimizer).__name__} is not among the optimizers for which decay of "
-            "W + C is exact: torch.optim.AdamW, and Adam, NAdam, RAdam with decoupled_weight_decay=True. Use one of them, or "
-            "decay_toward='correction'."
+            f"attach_decay: {type(optimizer).__module__}.{type(optimizer).__name__} is not among the optimizers for which "
+            "decay of W + C is exact: torch.optim.AdamW, and Adam, NAdam, RAdam with decoupled_weight_decay=True. Use one "
+            "of them, or decay_toward='correction'."
         )
-    coupled = [
-        i for i, group in enumerate(optimizer.param_groups) if not group.get("decoupled_weight_decay", False)
-    ]
+    coupled = [i for i, group in enumerate(optimizer.param_groups) if not group.get("decoupled_weight_decay", False)]
     if coupled and type(optimizer) is not torch.optim.AdamW:
         raise ConditioningError(
             f"attach_decay: parameter group {coupled[0]} of {type(optimizer).__name__} adds its decay to the gradient. Pass "

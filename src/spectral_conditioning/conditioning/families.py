@@ -1,7 +1,8 @@
 """The attention classes whose layout is known, as data.
 
-A class matches by its full name, or as a subclass that inherits the forward of a listed class; a subclass with a forward of its own
-may store its rows in another order and is unknown. Each family is tested on the real class of its library.
+A class matches by its full name, or as a subclass that inherits the forward of a listed class; a subclass with a
+forward of its own may store its rows in another order and is unknown. Each family is tested on the real class of its
+library.
 """
 
 from __future__ import annotations
@@ -78,9 +79,7 @@ FAMILIES: tuple[Family, ...] = (
         (_TIMM_QKV_UNSCALED,),
         {"swinv2_base_window8_256": 72},
     ),
-    Family(
-        "timm XCiT (XCA)", ("timm.models.xcit.XCA",), (_TIMM_QKV_UNSCALED,), {"xcit_medium_24_p16_224": 78}
-    ),
+    Family("timm XCiT (XCA)", ("timm.models.xcit.XCA",), (_TIMM_QKV_UNSCALED,), {"xcit_medium_24_p16_224": 78}),
     Family(
         "timm class attention (CaiT, XCiT)",
         ("timm.models.cait.ClassAttn",),
@@ -89,9 +88,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("timm CaiT", ("timm.models.cait.TalkingHeadAttn",), (_TIMM_QKV,), {"cait_s24_224": 78}),
     Family("timm DaViT window", ("timm.models.davit.WindowAttention",), (_TIMM_QKV,), {"davit_base": 72}),
     Family("timm DaViT channel", ("timm.models.davit.ChannelAttention",), (_TIMM_QKV,)),
-    Family(
-        "timm DaViT channel v2", ("timm.models.davit.ChannelAttentionV2",), (stacked("qkv", heads="groups"),)
-    ),
+    Family("timm DaViT channel v2", ("timm.models.davit.ChannelAttentionV2",), (stacked("qkv", heads="groups"),)),
     Family("timm BEiT", ("timm.models.beit.Attention",), (_TIMM_QKV,), {"beit_base_patch16_224": 36}),
     Family(
         "timm EVA, RoPE",
@@ -161,8 +158,7 @@ class FamilyTable(tuple[Family, ...]):
             rows.append((family.name, classes, layouts, "3 a module" + (f"; {models}" if models else "")))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True))
-            for row in rows
+            "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)) for row in rows
         )
 
 
@@ -176,5 +172,5 @@ def match_family(cls: type[nn.Module]) -> Family | None:
     for base in cls.__mro__:
         family = _BY_CLASS.get(qualified_name(base))
         if family is not None:
-            return family if cls.forward is base.forward else None
+            return family if cls.forward is getattr(base, "forward", None) else None
     return None

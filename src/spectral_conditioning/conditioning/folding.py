@@ -44,7 +44,8 @@ class Folded:
         for original in self._originals:
             if type(original.layer) is not original.plain:
                 raise ConditioningError(
-                    f"{original.state['_path']} is a {type(original.layer).__name__} now and cannot be unfolded. Nothing was changed."
+                    f"{original.state['_path']} is a {type(original.layer).__name__} now and cannot be unfolded. "
+                    "Nothing was changed."
                 )
         with torch.no_grad():
             for original in self._originals:
@@ -55,8 +56,9 @@ class Folded:
 def fold(model: nn.Module, *, dtype: torch.dtype | None = None) -> Folded:
     """Turn the conditioned layers of `model` into plain ones with weight W + C, in place; inference then costs nothing extra.
 
-    The sum is formed in float32 (float64 for float64 weights) and cast once, to `dtype` or else to the dtype of W: at low precision
-    first add, then round. Parameters stay the same objects under the same names; ties between corrected weights stay.
+    The sum is formed in float32 (float64 for float64 weights) and cast once, to `dtype` or else to the dtype of W: at
+    low precision first add, then round. Parameters stay the same objects under the same names; ties between corrected
+    weights stay.
 
     Returns a handle whose `unfold()` restores W bit for bit. A model without conditioned layers gives a handle of 0 layers, so a
     second call changes nothing. condition() refuses a folded model. The mark for that is an attribute of the layers: it goes with
@@ -88,7 +90,8 @@ def fold(model: nn.Module, *, dtype: torch.dtype | None = None) -> Folded:
 
 def _sum(layer: Any, name: str) -> Tensor:
     weight, correction = layer.trained_weight(name), layer.correction(name)
-    return weight.to(accumulation_dtype(weight.dtype)) + correction.to(weight.device)
+    total: Tensor = weight.to(accumulation_dtype(weight.dtype)) + correction.to(weight.device)
+    return total
 
 
 def _remember(layer: Conditioned) -> _Original:

@@ -7,6 +7,8 @@ the counter has moved. Edits through `.data` leave the counter alone and cannot 
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,18 @@ def check() -> None:
 def forget() -> None:
     """Drop the tensor that is being watched."""
     _handed_out.clear()
+
+
+def is_fully_shard_calling() -> bool:
+    """True when torch's fully_shard is looking up its sharded parameter with getattr(module, name)."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame.f_code.co_name == "reset_sharded_param":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def is_active() -> bool:

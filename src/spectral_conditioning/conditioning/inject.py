@@ -43,7 +43,8 @@ def condition(
     Call it once, on initialised or loaded weights, before torch.compile, DDP, fully_shard, EMA copies and the optimizer (whose
     parameters stay the same objects). It draws no random number from a global generator.
 
-    settings: a Conditioning, or its fields as keywords: `condition(model, lam=10)`. Keywords change `settings` when both are given.
+    settings: a Conditioning, or its fields as keywords: `condition(model, lam=10)`. Keywords change `settings` when
+    both are given.
     layouts: {attention class, or shell pattern on module paths: layout}, for attention that `families()` does not list.
     allow_folded: condition even if the weights seem to contain λI already (see `looks_conditioned`).
 
@@ -173,8 +174,8 @@ def _refuse_second_call(model: nn.Module) -> None:
     mark = mark_of(model)
     if mark is not None:
         raise ConditioningError(
-            f"{type(model).__name__} was folded: its weights contain C ({mark['correction']} λ={mark['lam']:g}). Use the handle that "
-            "fold() returned to unfold it, or build the model anew. Nothing was changed."
+            f"{type(model).__name__} was folded: its weights contain C ({mark['correction']} λ={mark['lam']:g}). Use the "
+            "handle that fold() returned to unfold it, or build the model anew. Nothing was changed."
         )
 
 

@@ -1,11 +1,12 @@
 """Layers whose weight is W + C while W stays the registered parameter of the same name.
 
 condition() swaps the class of a layer for one of these. A property shadows the parameter: `layer.weight` computes W + C, and
-`named_parameters()`, state dicts, optimizers, EMA copies, `functional_call` and `torch.compile` see W under its old name. The sum is
-formed in float32 or wider, before any autocast cast, and ∂(W + C)/∂W is the identity. W itself is `layer.trained_weight()`.
+`named_parameters()`, state dicts, optimizers, EMA copies, `functional_call` and `torch.compile` see W under its old
+name. The sum is formed in float32 or wider, before any autocast cast, and ∂(W + C)/∂W is the identity. W itself is
+`layer.trained_weight()`.
 
-What a property cannot pass on to W: in-place edits (guard.py catches most), `layer.weight.requires_grad_()` and `layer.weight.grad`;
-use `layer.trained_weight()` for these.
+What a property cannot pass on to W: in-place edits (guard.py catches most), `layer.weight.requires_grad_()` and
+`layer.weight.grad`; use `layer.trained_weight()` for these.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ class Conditioned:
 
     def conditioning(self) -> Conditioning:
         """Return the settings."""
-        return self.__dict__["_settings"]
+        settings: Conditioning = self.__dict__["_settings"]
+        return settings
 
     def plans(self) -> dict[str, TensorPlan]:
         """Return the plan of each corrected tensor by name."""
-        return self.__dict__["_plans"]
+        plans: dict[str, TensorPlan] = self.__dict__["_plans"]
+        return plans
 
     def trained_weight(self, name: str = "weight") -> nn.Parameter:
         """Return the registered parameter W, the one that is trained and saved."""
         weight = self._parameters.get(name)
         if weight is None:
             raise ConditioningError(
-                f"{self.path()}.{name} is not a parameter of its own; it holds {list(self.plans())}."
+                f"{self.name_of(name)} is not a parameter of its own; it holds {list(self.plans())}."
             )
         return weight
 
@@ -52,20 +55,21 @@ class Conditioned:
         if name not in self.__dict__["_plans"]:
             return None
         saved = self._buffers.get(name + state.CORRECTION_SUFFIX)
-        return self.__dict__["_identities"][name] if saved is None else saved
+        identity: Tensor = self.__dict__["_identities"][name] if saved is None else saved
+        return identity
 
     def effective_weight(self, name: str = "weight") -> Tensor:
         """Return W + C, differentiable in W with the identity as derivative; W itself for a tensor that is not corrected."""
         if guard.is_active():
             guard.check()
-        weight = raw_tensor(self, name, missing_ok=True)
+        weight: Tensor = raw_tensor(self, name, missing_ok=True)
         correction = self.correction(name)
         if weight is None or correction is None:
             return weight
         if weight.ndim != correction.ndim:
             raise ConditioningError(
-                f"{self.path()}.{name} has shape {tuple(weight.shape)} where {tuple(correction.shape)} was conditioned: a wrapper "
-                "(FSDP1) flattened it. Use torch.distributed.fsdp.fully_shard (FSDP2)."
+                f"{self.name_of(name)} has shape {tuple(weight.shape)} where {tuple(correction.shape)} was conditioned: a "
+                "wrapper (FSDP1) flattened it. Use torch.distributed.fsdp.fully_shard (FSDP2)."
             )
         if hasattr(weight, "device_mesh"):
             correction = replicated(correction, weight)
@@ -74,9 +78,10 @@ class Conditioned:
         total = weight + correction
         return total if total.dtype == weight.dtype else total.to(weight.dtype)
 
-    def path(self) -> str:
-        """Return the path that the layer had in the model given to condition()."""
-        return self.__dict__["_path"]
+    def name_of(self, tensor: str) -> str:
+        """Return the path that a tensor of the layer had in the model given to condition()."""
+        path: str = self.__dict__["_path"]
+        return f"{path}.{tensor}" if path else tensor
 
     def payload(self) -> dict[str, Any]:
         """Return what the state dict says about this layer's conditioning."""
@@ -126,12 +131,8 @@ class Conditioned:
         guard.check()
         super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        problem = state.entry_problem(
-            prefix.rstrip("."), self.payload(), self.saved_tensors(), state_dict, prefix
-        )
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        problem = state.entry_problem(prefix.rstrip("."), self.payload(), self.saved_tensors(), state_dict, prefix)
         if problem:
             raise ConditioningError(f"checkpoint refused: {problem}.")
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
@@ -163,16 +164,29 @@ class Conditioned:
 
     def _read(self, name: str) -> Tensor:
         """Serve the property."""
+        weight = self._parameters.get(name)
+        if weight is not None and hasattr(weight, "device_mesh"):
+            return self._read_sharded(name, weight)
         total = self.effective_weight(name)
         if guard.is_active() and isinstance(total, Tensor) and not isinstance(total, nn.Parameter):
-            guard.watch(f"{self.path()}.{name}", total)
+            guard.watch(f"{self.name_of(name)}", total)
         return total
+
+    def _read_sharded(self, name: str, weight: Tensor) -> Tensor:
+        """Give fully_shard, which looks up its parameter by name, W itself; for everyone else a sharded sum is an error."""
+        if name not in self.plans() or guard.is_fully_shard_calling():
+            return weight
+        raise ConditioningError(
+            f"{self.name_of(name)} is sharded (a DTensor) outside of its forward pass. Use effective_weight() for W + C or "
+            "trained_weight() for W. Modules that read the weight themselves (BEiT, SwinV2, nn.MultiheadAttention) cannot run "
+            "under tensor parallelism."
+        )
 
     def _assign(self, name: str, value: Any) -> None:
         """Serve assignment of a plain tensor: only replicas (nn.DataParallel) hold W outside the parameters."""
         if not self.__dict__.get("_is_replica", False):
             raise ConditioningError(
-                f"{self.path()}.{name} is the sum W + C and cannot be assigned a plain tensor (FSDP1 does). Assign an "
+                f"{self.name_of(name)} is the sum W + C and cannot be assigned a plain tensor (FSDP1 does). Assign an "
                 "nn.Parameter to replace W, or call strip(model) first."
             )
         self.__dict__[name] = value
@@ -240,7 +254,8 @@ class ConditionedMultiheadAttention(Conditioned, nn.MultiheadAttention):
             return super()._read(name)
         if name not in sums:
             sums[name] = self.effective_weight(name)
-        return sums[name]
+        total: Tensor = sums[name]
+        return total
 
     def _reset_parameters(self) -> None:
         self._call_plain("_reset_parameters")
@@ -250,8 +265,7 @@ class ConditionedMultiheadAttention(Conditioned, nn.MultiheadAttention):
 
 
 _FIXED: dict[type[nn.Module], type[Conditioned]] = {
-    cls._plain: cls
-    for cls in (ConditionedLinear, ConditionedConv1d, ConditionedConv2d, ConditionedMultiheadAttention)
+    cls._plain: cls for cls in (ConditionedLinear, ConditionedConv1d, ConditionedConv2d, ConditionedMultiheadAttention)
 }
 
 
@@ -278,9 +292,7 @@ def _make(plain: type[nn.Module]) -> type[Conditioned] | None:
             {"_plain": plain, "weight": _property("weight")},
         )
     for base, conditioned in _FIXED.items():
-        overridden = any(
-            name in cls.__dict__ for cls in plain.__mro__ for name in ("weight", "in_proj_weight")
-        )
+        overridden = any(name in cls.__dict__ for cls in plain.__mro__ for name in ("weight", "in_proj_weight"))
         inherits = issubclass(plain, base) and plain.forward is base.forward and plain.train is base.train
         if inherits and not overridden:
             return type(f"Conditioned{plain.__name__}", (conditioned, plain), {"_plain": plain})

@@ -53,7 +53,7 @@ class Projection:
 
     def per_head(self, matrix: Tensor) -> Tensor:
         """Split a (heads·d, D) matrix into (heads, d, D)."""
-        return matrix.unflatten(0, (self.heads, self.head_dim))
+        return matrix.reshape(self.heads, self.head_dim, -1)
 
     def _select(self, tensor: Tensor) -> Tensor:
         matrix = as_matrix(self.layer, tensor.detach())
@@ -241,6 +241,5 @@ def _unpack(name: str, module: nn.Module, part: Packed, heads: int, kv_heads: in
     head_dim = rows // total
     starts = head_starts(part, counts, head_dim)
     return [
-        Projection(role, layer, layer_name, part.tensor, counts[role], head_dim, starts[role])
-        for role in part.roles
+        Projection(role, layer, layer_name, part.tensor, counts[role], head_dim, starts[role]) for role in part.roles
     ]

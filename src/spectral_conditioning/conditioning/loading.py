@@ -1,9 +1,9 @@
 """The check of a state dict at the root of a model, before any of the model's tensors is copied.
 
-A pre-hook on the model given to condition() sees every load that passes through it, strict or not, under any wrapper. Tensors that
-a wrapper holds beside the model may have been copied by then. A model that never met condition() has no hook: torch refuses a
-conditioned state dict there with strict=True (unexpected `_extra_state` keys), and cannot see it with strict=False. Call
-`check_state_dict(model, state_dict)` first in that case.
+A pre-hook on the model given to condition() sees every load that passes through it, strict or not, under any wrapper.
+Tensors that a wrapper holds beside the model may have been copied by then. A model that never met condition() has no
+hook: torch refuses a conditioned state dict there with strict=True (unexpected `_extra_state` keys), and cannot see
+it with strict=False. Call `check_state_dict(model, state_dict)` first in that case.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ def check_state_dict(model: nn.Module, state_dict: Mapping[str, Any], prefix: st
         shown = "\n".join(f"  - {problem}" for problem in problems[:4])
         more = f"\n  … and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise ConditioningError(
-            f"checkpoint refused, {len(problems)} entries disagree with {type(model).__name__} about conditioning:\n{shown}{more}\n"
-            "Condition the model with the checkpoint's settings before loading it. To start from plain weights, load them before "
-            "condition(); to get a plain model, load into a conditioned one and call strip() or fold(). Nothing was copied."
+            f"checkpoint refused, {len(problems)} entries disagree with {type(model).__name__} about conditioning:\n"
+            f"{shown}{more}\nCondition the model with the checkpoint's settings before loading it. To start from plain "
+            "weights, load them before condition(); to get a plain model, load into a conditioned one and call strip() or "
+            "fold(). Nothing was copied."
         )
 
 
 def guard_loading(model: nn.Module) -> None:
     """Make every later load into `model` pass `check_state_dict`; a second call changes nothing."""
     if not _is_guarded(model):
-        model.register_load_state_dict_pre_hook(_check_before_load)
+        model.register_load_state_dict_pre_hook(_check_before_load)  # type: ignore[no-untyped-call]
 
 
 def unguard_loading(model: nn.Module) -> None:
@@ -67,10 +68,7 @@ def unguard_loading(model: nn.Module) -> None:
 
 
 def _is_guarded(model: nn.Module) -> bool:
-    return any(
-        getattr(hook, "hook", hook) is _check_before_load
-        for hook in model._load_state_dict_pre_hooks.values()
-    )
+    return any(getattr(hook, "hook", hook) is _check_before_load for hook in model._load_state_dict_pre_hooks.values())
 
 
 def _check_before_load(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:

@@ -28,9 +28,7 @@ class RoleRows:
 
     def rows(self) -> Tensor:
         """Return the row indices, head after head, int64 (heads·d,)."""
-        return (
-            torch.tensor(self.starts, device="cpu")[:, None] + torch.arange(self.head_dim, device="cpu")
-        ).flatten()
+        return (torch.tensor(self.starts, device="cpu")[:, None] + torch.arange(self.head_dim, device="cpu")).flatten()
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class TensorPlan:
             if self.placement == "full":
                 yield Block(role.role, rows)
                 continue
-            for head, head_rows in enumerate(rows.split(role.head_dim)):
+            for head, head_rows in enumerate(rows.view(-1, role.head_dim)):
                 yield Block(f"{role.role}[{head}]", head_rows)
 
     def ones(self) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,15 @@
 """Polar factors and largest singular values of stacks of matrices, without SVD.
 
-With W = U S Vᵀ, polar(W) = U Vᵀ. An odd polynomial p acts on singular values alone, p(W) = U p(S) Vᵀ, so a composition of
-polynomials that carries [ℓ, 1] to 1 turns W/σ into U Vᵀ. Each step here is the quintic p(x) = a x + b x³ + c x⁵ that is closest to 1
-on the interval reached so far (equioscillation, found by Remez exchange): three matrix products a step, thirteen steps from
-ℓ = 5e-7 and eight from 1e-3 to an error of 1e-6.
+With W = U S Vᵀ, polar(W) = U Vᵀ. An odd polynomial p acts on singular values alone, p(W) = U p(S) Vᵀ, so a composition
+of polynomials that carries [ℓ, 1] to 1 turns W/σ into U Vᵀ. Each step here is the quintic a x + b x³ + c x⁵ closest to 1
+on the interval reached so far (equioscillation, found by Remez exchange): three matrix products a step, eight steps from
+ℓ = 1e-4. Matrices with smaller singular values, down to 1e-6 σ and less, are found by ‖XᵀX − I‖ and take more rounds.
 
-σ_max is bounded from above: σ_max ≤ (Σ σᵢ^{4q})^{1/4q} = ‖(WᵀW)^q‖_F^{1/2q} with q = 2^SQUARINGS by repeated squaring. For n singular
-values the bound is at most n^{1/4q} σ_max: 0.65 % high for 768 equal ones at q = 256, and within 0.1 % for Gaussian matrices.
+σ_max is bounded from above by repeated squaring: σ_max ≤ (Σ σᵢ^{4q})^{1/4q} = ‖(WᵀW)^q‖_F^{1/2q} with q = 2^squarings.
+For n singular values that is at most n^{1/4q} σ_max: at q = 128, 1.3 % high for 768 equal ones, .3 % for a Gaussian 768².
 """
 
-# B batch, n rows, m columns with n ≥ m.
+# B batch, n rows, m columns, n ≥ m once transposed.
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SQUARINGS = 8
-# Rounding in the Gram matrix could bring the bound below σ_max by a few units in the last place.
-_ROUNDING_MARGIN = 1 + 2e-6
-SMALLEST_RATIO = 5e-7
-# ‖I − XᵀX‖_F up to which X counts as a polar factor; what is missed is a null direction (≥ 1) or κ(W) > 1e6.
-ORTHOGONALITY = 1e-2
-_EXTRA_STEPS = 6
+SQUARINGS = 7
+# The smallest σ/σ_max that each round of polynomials carries to 1; a round lifts what is smaller by about its inverse.
+ROUNDS = (1e-4, 5e-3, 5e-3)
+# ‖XᵀX − I‖_F up to which X counts as a polar factor; a missed direction of singular value p adds 1 − p².
+ORTHOGONALITY = 5e-3
+# Products in TF32 leave more (√m · 2⁻¹¹ a product), and κ(W + C) ≤ 2.05 allows it.
+_ORTHOGONALITY_TF32 = 5e-2
+# Rounding could bring the bound below σ_max by a few units in the last place of a product.
+_MARGIN, _MARGIN_TF32 = 1 + 3e-6, 1 + 2e-3
+_NEWTON_SCHULZ = (1.875, -1.25, 0.375)
+
+Quintic = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Polar:
     """Polar factors (B, n, m) with σ̂ ≥ σ_max (B,), and what had to be done for some of the matrices.
 
-    zero: indices of matrices without a finite direction, for which factor and σ̂ are 0.
-    completed: {index: number of null directions completed by SVD}.
+    zero: indices of zero matrices, whose factor and σ̂ are 0.
+    completed: {index: number of null directions}, for matrices whose factor had to be completed by SVD.
     """
 
     factors: Tensor
@@ -44,99 +49,120 @@ class Polar:
 
 
 def sigma_upper(matrices: Tensor, *, squarings: int = SQUARINGS) -> Tensor:
-    """Return σ̂ ≥ σ_max for each matrix of (B, n, m), at most min(n, m)^{1/2^(squarings + 2)} times too high; 0 for zero ones."""
-    largest = matrices.abs().amax((-2, -1), keepdim=True)
-    scaled = matrices / torch.where(largest > 0, largest, torch.ones_like(largest))
-    power = scaled.mT @ scaled if scaled.shape[-2] >= scaled.shape[-1] else scaled @ scaled.mT
-    log_norm = torch.zeros_like(largest[:, 0, 0])
-    for _ in range(squarings):
-        norm = torch.linalg.matrix_norm(power, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        power = power / norm
-        log_norm = 2 * (log_norm + norm[:, 0, 0].log())
-        power = power @ power
-    log_norm = log_norm + torch.linalg.matrix_norm(power).clamp_min(torch.finfo(power.dtype).tiny).log()
-    bound = (log_norm / 2 ** (squarings + 1)).exp() * _ROUNDING_MARGIN
-    return bound * largest[:, 0, 0]
+    """Return σ̂ with σ_max ≤ σ̂ ≤ min(n, m)^{1/2^(squarings + 2)} σ_max for each matrix of (B, n, m); 0 for zero ones."""
+    scaled, largest = _scaled(matrices)
+    sigma: Tensor = _sigma_of_gram(_gram(scaled), squarings) * largest
+    return sigma
 
 
-def polar(matrices: Tensor, *, smallest_ratio: float = SMALLEST_RATIO) -> Polar:
-    """Return polar(W) and σ̂ for each matrix of (B, n, m), computed in the dtype of `matrices` (float32 or float64).
+def polar(matrices: Tensor) -> Polar:
+    """Return polar(W) and σ̂ ≥ σ_max(W) of each matrix of (B, n, m), in its dtype (float32 or float64).
 
-    smallest_ratio: the σ_min/σ_max that the polynomials start from; matrices below it take more steps, and exact null directions
-    are completed by SVD and reported.
+    Converges for κ(W) up to at least 1e6 in float32. Exact null directions of W, which no polynomial can lift, are completed
+    by SVD and reported. Products follow torch's float32 matmul precision: with "high" on a GPU they run in TF32.
     """
-    sigma = sigma_upper(matrices)
     wide = matrices.shape[-2] < matrices.shape[-1]
-    tall = matrices.mT if wide else matrices
-    safe = torch.where(sigma > 0, sigma, torch.ones_like(sigma))
-    x = tall / safe[:, None, None]
-    for a, b, c in schedule(smallest_ratio, _final_error(matrices.dtype)):
-        x = _quintic(x, a, b, c)
-    factors, completed, zero = _repair(x, tall, sigma)
-    return Polar(factors.mT if wide else factors, sigma, zero, completed)
-
-
-def _repair(x: Tensor, tall: Tensor, sigma: Tensor) -> tuple[Tensor, dict[int, int], tuple[int, ...]]:
-    """Finish the matrices that the common schedule left short of orthogonal, and name the zero ones."""
+    scaled, largest = _scaled(matrices.mT if wide else matrices)
+    gram = _gram(scaled)
+    sigma = _sigma_of_gram(gram, SQUARINGS)
+    unit = torch.where(sigma > 0, 1 / sigma, torch.zeros_like(sigma))[:, None, None]
+    first, *rest = schedule(ROUNDS[0], _final_error(matrices.dtype))
+    x = _quintic(scaled * unit, first, gram=gram * unit**2)
+    for step in rest:
+        x = _quintic(x, step)
     zero = tuple(torch.nonzero(sigma == 0).flatten().tolist())
-    for _ in range(_EXTRA_STEPS):
+    completed = _finish(x, scaled, zero)
+    return Polar(x.mT if wide else x, sigma * largest, zero, completed)
+
+
+def _finish(x: Tensor, scaled: Tensor, zero: tuple[int, ...]) -> dict[int, int]:
+    """Carry on, in place, with the matrices that the first round left short of orthogonal; complete the rest by SVD."""
+    for ratio in ROUNDS[1:]:
         short = _short(x, zero)
         if not short:
-            return x, {}, zero
-        x[short] = _quintic(x[short], *_first_quintic())
-        x[short] = _quintic(x[short], 1.875, -1.25, 0.375)
+            return {}
+        part = x[short]
+        for step in schedule(ratio, _final_error(x.dtype)):
+            part = _quintic(part, step)
+        x[short] = part
     completed = {}
     for index in _short(x, zero):
-        u, s, vh = torch.linalg.svd(tall[index].double(), full_matrices=False)
+        u, s, vh = torch.linalg.svd(scaled[index].double(), full_matrices=False)
         x[index] = (u @ vh).to(x.dtype)
         completed[index] = max(1, int((s <= s[0] * torch.finfo(x.dtype).eps).sum()))
-    return x, completed, zero
+    return completed
 
 
 def _short(x: Tensor, zero: tuple[int, ...]) -> list[int]:
-    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    residual = torch.linalg.matrix_norm(x.mT @ x - eye)
-    return [
-        index for index in torch.nonzero(residual > ORTHOGONALITY).flatten().tolist() if index not in zero
-    ]
+    """Return the indices of matrices whose columns are not orthonormal, zero ones left out."""
+    gram = _gram(x)
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    tolerance = _ORTHOGONALITY_TF32 if _is_tf32(x) else ORTHOGONALITY
+    residual = torch.linalg.matrix_norm(gram)
+    # Written so that NaN counts as short.
+    return [index for index in torch.nonzero(~(residual <= tolerance)).flatten().tolist() if index not in zero]
 
 
-def _quintic(x: Tensor, a: float, b: float, c: float) -> Tensor:
-    """Return a x + b x xᵀx + c x (xᵀx)²: a x + b x³ + c x⁵ on singular values."""
-    gram = x.mT @ x
+def _scaled(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the matrices divided by their largest entry, which keeps powers in range, and those entries (B,)."""
+    largest = matrices.abs().amax((-2, -1))
+    return matrices / torch.where(largest > 0, largest, torch.ones_like(largest))[:, None, None], largest
+
+
+def _gram(x: Tensor) -> Tensor:
+    return x.mT @ x if x.shape[-2] >= x.shape[-1] else x @ x.mT
+
+
+def _sigma_of_gram(gram: Tensor, squarings: int) -> Tensor:
+    """Return the bound on σ_max for the Gram matrices of scaled matrices."""
+    power, log_norm = gram, torch.zeros_like(gram[:, 0, 0])
+    tiny = torch.finfo(gram.dtype).tiny
+    for _ in range(squarings):
+        norm = torch.linalg.matrix_norm(power).clamp_min(tiny)
+        power = power / norm[:, None, None]
+        power = power @ power
+        log_norm = 2 * (log_norm + norm.log())
+    log_norm = log_norm + torch.linalg.matrix_norm(power).clamp_min(tiny).log()
+    bound = (log_norm / 2 ** (squarings + 1)).exp() * (_MARGIN_TF32 if _is_tf32(gram) else _MARGIN)
+    return torch.where(gram.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, bound, torch.zeros_like(bound))
+
+
+def _is_tf32(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+
+
+def _quintic(x: Tensor, step: Quintic, *, gram: Tensor | None = None) -> Tensor:
+    """Return a x + b x xᵀx + c x (xᵀx)², that is a x + b x³ + c x⁵ on singular values."""
+    a, b, c = step
+    gram = _gram(x) if gram is None else gram
     inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     return torch.baddbmm(x, x, inner, beta=a)
 
 
 def _final_error(dtype: torch.dtype) -> float:
-    return 1e-13 if dtype == torch.float64 else 1e-6
-
-
-def _first_quintic() -> tuple[float, float, float]:
-    return schedule(SMALLEST_RATIO, 1e-6)[0]
+    return 1e-12 if dtype == torch.float64 else 1e-4
 
 
 @functools.cache
-def schedule(smallest_ratio: float, final_error: float) -> tuple[tuple[float, float, float], ...]:
+def schedule(smallest_ratio: float, final_error: float) -> tuple[Quintic, ...]:
     """Return coefficients of the quintics that carry [smallest_ratio, 1] to within `final_error` of 1."""
     low, high = smallest_ratio, 1.0
-    steps: list[tuple[float, float, float]] = []
-    while max(1 - low, high - 1) > final_error:
-        # Rounding may push singular values a little above the interval, where a quintic can grow fast.
-        a, b, c, error = _closest_to_one(low, high * 1.001 if not steps else high * 1.0001)
-        if error < 1e-7:
-            a, b, c, error = 1.875, -1.25, 0.375, error
-        steps.append((a, b, c))
+    steps: list[Quintic] = []
+    while True:
+        # Rounding may push singular values a little above the interval, where a quintic leaves it fast.
+        a, b, c, error = _closest_to_one(low, high * 1.0001)
+        # Close to 1 the best quintic is Newton–Schulz's, whose coefficients need no ill-conditioned solve.
+        near = 1 - low < 1e-2
+        steps.append(_NEWTON_SCHULZ if near else (a, b, c))
+        error = 3 * (1 - low) ** 3 if near else error
         low, high = 1 - error, 1 + error
-        if error < 1e-4:
-            steps.append((1.875, -1.25, 0.375))
-            break
-    return tuple(steps)
+        if error <= final_error:
+            return tuple(steps)
 
 
 def _closest_to_one(low: float, high: float) -> tuple[float, float, float, float]:
-    """Return (a, b, c, E): the odd quintic with the least E = max |1 − p| on [low, high]."""
-    # Four points of equal error of alternating sign: both ends and the two extrema between, which solve p'(x) = 0.
+    """Return (a, b, c, E): the odd quintic p with the least E = max |1 − p| on [low, high]."""
+    # E is reached with alternating sign at four points: both ends and two extrema between them, which solve p'(x) = 0.
     inner = [low + (high - low) * 0.3, low + (high - low) * 0.8]
     solution = [0.0] * 4
     for _ in range(60):

@@ -20,19 +20,18 @@ from spectral_conditioning.errors import ConditioningError
 
 
 def refresh(model: nn.Module, *, step: int = 0) -> list[str]:
-    """Compute C of every conditioned layer anew from its current W, in place, and return remarks (zero matrices, null directions).
+    """Compute C of every conditioned layer anew from its current W, in place; return remarks (zero or singular matrices).
 
-    Layers of equal shape are computed in one batch. Under preserve="function" C is computed from W + C, which stays as it is, and W
-    becomes the new difference. A C that does not depend on W (identity, orthogonal, not relative) is left alone.
+    Layers of equal shape are computed in one batch. Under preserve="function" C is computed from W + C, which stays
+    as it is, and W becomes the new difference. A C that does not depend on W (identity, orthogonal, not relative) is
+    left alone.
     step: optimizer steps so far, saved with C.
 
     Raises ConditioningError when the model holds no conditioned layer.
     """
     layers = conditioned_layers(model)
     if not layers:
-        raise ConditioningError(
-            f"refresh: {type(model).__name__} holds no conditioned layer; call condition() first."
-        )
+        raise ConditioningError(f"refresh: {type(model).__name__} holds no conditioned layer; call condition() first.")
     groups: dict[Conditioning, list[Target]] = defaultdict(list)
     for name, layer in layers.items():
         if layer.conditioning().depends_on_weight:

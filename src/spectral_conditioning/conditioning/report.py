@@ -56,10 +56,7 @@ class Report:
             shape = f"{row.shape[0]}×{row.shape[1]}"
             rows.append((name, row.role, row.family, row.layout, f"{row.heads}×{row.head_dim}", shape))
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join(
             [str(self), *(lines if self.projections else []), *(f"note: {remark}" for remark in self.remarks)]
         )

@@ -135,8 +135,7 @@ class Conditioning:
             if key not in known:
                 nearest = closest(str(key), known)
                 problems.append(
-                    f"unknown setting {key!r}"
-                    + (f"; closest {nearest!r}" if nearest else f"; allowed {known}")
+                    f"unknown setting {key!r}" + (f"; closest {nearest!r}" if nearest else f"; allowed {known}")
                 )
         if problems:
             raise ConditioningError(problems_message("Conditioning", problems))

@@ -1,7 +1,8 @@
 """Settings inside state dicts, and the refusal of state dicts with other settings.
 
 Each conditioned layer adds one entry, `<layer>._extra_state`: a uint8 tensor with JSON, so that EMA copies, safetensors and
-`torch.load(weights_only=True)` take it like any tensor. A C that the settings do not determine adds `<layer>.<tensor>_correction`.
+`torch.load(weights_only=True)` take it like any tensor. A C that the settings do not determine adds
+`<layer>.<tensor>_correction`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def entry_problem(
 ) -> str | None:
     """Return why the entries of one conditioned layer must not be loaded, or None.
 
-    own: the layer's payload. tensors: {name of each tensor of the layer: whether its C is saved}. prefix: of the layer, dot included.
+    own: the layer's payload. tensors: {name of each tensor of the layer: whether its C is saved}. prefix: of the
+    layer, dot included.
     """
     extra = prefix + EXTRA_STATE
     if extra not in state_dict:

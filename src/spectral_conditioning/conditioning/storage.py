@@ -66,9 +66,7 @@ def stored_identity(plan: TensorPlan, lam: float, weight: Tensor, *, transposed:
     identity = _shared_identities.get(key) if is_real else None
     if identity is None:
         with torch.inference_mode(False):
-            identity = as_stored(_identity(plan, lam, dtype), weight.shape, transposed=transposed).to(
-                weight.device
-            )
+            identity = as_stored(_identity(plan, lam, dtype), weight.shape, transposed=transposed).to(weight.device)
         if is_real:
             _shared_identities[key] = identity
     return identity

@@ -38,9 +38,7 @@ class Target:
         return weight
 
 
-def collect_targets(
-    attentions: Sequence[Attention], settings: Conditioning
-) -> tuple[list[Target], list[str]]:
+def collect_targets(attentions: Sequence[Attention], settings: Conditioning) -> tuple[list[Target], list[str]]:
     """Return the stored weights that hold targeted rows, and the problems of weights that are shared between roles."""
     held: dict[tuple[int, str], list[Projection]] = defaultdict(list)
     for attention in attentions:
@@ -102,13 +100,13 @@ def _weight_problems(target: Target, settings: Conditioning) -> Iterator[str]:
     cls = type(layer)
     if conditioned_class(cls) is None:
         yield (
-            f"{target.layer_name} is a {qualified_name(cls)}: served are nn.Linear, nn.MultiheadAttention, 1×1 convolutions and "
-            "transformers' Conv1D, and subclasses that inherit their forward. Condition before wrapping it (LoRA, quantisation), or "
-            "exclude it"
+            f"{target.layer_name} is a {qualified_name(cls)}: served are nn.Linear, nn.MultiheadAttention, 1×1 "
+            "convolutions and transformers' Conv1D, and subclasses that inherit their forward. Condition before wrapping "
+            "it (LoRA, quantisation), or exclude it"
         )
         return
     if isinstance(layer, nn.Conv1d | nn.Conv2d) and (set(layer.kernel_size) != {1} or layer.groups != 1):
-        yield f"{target.layer_name} is a convolution of kernel {layer.kernel_size} in {layer.groups} group(s): served are 1×1 in one"
+        yield f"{target.layer_name} is a convolution of kernel {layer.kernel_size}, groups={layer.groups}: served is 1×1 in 1"
     if not isinstance(weight, nn.Parameter):
         yield f"{target.name} is no parameter of its layer (parametrized, pruned or FSDP1-wrapped); condition before that"
     elif hasattr(weight, "device_mesh"):
@@ -140,9 +138,7 @@ def _tied_problems(model: nn.Module, targets: Sequence[Target]) -> Iterator[str]
                 owners[id(parameter)].append((path, planned.get((id(module), tensor_name))))
     for shared in owners.values():
         if len({plan for _, plan in shared}) > 1:
-            listed = ", ".join(
-                f"{path} ({'corrected' if plan else 'not corrected'})" for path, plan in shared
-            )
+            listed = ", ".join(f"{path} ({'corrected' if plan else 'not corrected'})" for path, plan in shared)
             yield f"one parameter is shared by layers that would not get the same correction: {listed}. Untie it, or exclude it"
 
 
@@ -190,11 +186,12 @@ def grouped_query_remark(attentions: Sequence[Attention], settings: Conditioning
     ):
         return None
     ratio = grouped[0].heads // grouped[0].projections["k"].heads
+    heads = f"grouped-query attention ({ratio} query heads a key head)"
     if settings.placement == "per_head":
-        return f"grouped-query attention ({ratio} query heads a key head): every head of Q and K reads the coordinates x[:d] of its input"
+        return f"{heads}: every head of Q and of K reads x[:d]"
     return (
-        f"grouped-query attention ({ratio} query heads a key head): query head h reads x[h·d:(h+1)·d] and its key head g = h//{ratio} "
-        "reads x[g·d:(g+1)·d], so the two meet in head 0 only; per_head makes all heads meet in x[:d]"
+        f"{heads}: query head h reads x[h·d:(h+1)·d], its key head g = h//{ratio} reads x[g·d:(g+1)·d], so that the two meet in "
+        "head 0 only; placement per_head makes all heads meet in x[:d]"
     )
 
 
