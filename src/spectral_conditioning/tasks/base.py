@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -91,6 +92,11 @@ class TaskModule(LightningModule, abc.ABC):
     def example_forward(self, samples: Any) -> Any:
         """Run the model once on a collated batch (for measurements before the first step)."""
         raise NotImplementedError
+
+    def artifacts(self, folder: Path) -> dict[str, Path]:
+        """Write pictures a person would look at after training into `folder`; return name → PNG file. Called on one rank, in
+        evaluation mode, with the weights of the last step; the order of training draws is over by then."""
+        return {}
 
     def no_decay(self) -> set[str]:
         """Names of parameters that weight decay must spare, beyond vectors and biases."""

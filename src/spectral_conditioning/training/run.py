@@ -102,6 +102,10 @@ def _run_in(folder: RunFolder, prepared: Prepared, label: str) -> Outcome:
             for path in checkpoint_files(folder.checkpoints):
                 path.unlink()
             folder.heartbeat.unlink(missing_ok=True)
+            if record["status"] == "finished":
+                pictures = prepared.module.eval().artifacts(folder.path)
+                if tracked is not None:
+                    tracked.show(pictures)
     finally:
         for sink in sinks:
             if isinstance(sink, MetricsFile):

@@ -39,7 +39,7 @@ class WandbSink:
         self.run = wandb.init(
             mode=mode, dir=str(folder), id=run_id, resume="allow", project=project, entity=entity, group=group, name=name,
             job_type=job_type, tags=tags, config=dict(config), reinit="create_new",
-            settings=wandb.Settings(console="disabled", silent=True),
+            settings=wandb.Settings(console="off", silent=True),
         )  # fmt: skip
         self.run.define_metric("step")
         for split in ("train", "val", "test", "spectra"):
@@ -49,6 +49,13 @@ class WandbSink:
         split = values["split"]
         named = {f"{split}/{key}": value for key, value in values.items() if key not in ("step", "split", "epoch")}
         self.run.log({"step": values["step"], "epoch": values["epoch"], **named})
+
+    def show(self, pictures: Mapping[str, Path]) -> None:
+        """Log PNG files under their names."""
+        if pictures:
+            import wandb
+
+            self.run.log({name: wandb.Image(str(path)) for name, path in pictures.items()})
 
     def finish(self, record: Mapping[str, Any] | None) -> None:
         """Write the summary from the reported checkpoint and close the run, with status failed when there is no record."""

@@ -69,7 +69,7 @@ class DetectionModule(TaskModule):
         return self.model.backbone(inputs)
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """Draw predictions beside ground truth for the first validation images that have objects."""
+        """Draw predictions beside ground truth for the first `data.pictures` validation images that have objects."""
         data = self.data
         shown = [i for i, image in enumerate(data.truth.images) if data.truth.objects[image["id"]]][: data.pictures]
         if not shown:
