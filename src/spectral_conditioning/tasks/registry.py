@@ -31,7 +31,7 @@ TASKS: dict[str, TaskEntry] = {
         implementation=f"spectral_conditioning.tasks.{name}.task",
         extra=name,
     )
-    for name in ("imagenet", "coco", "lra")
+    for name in ("imagenet", "coco", "lra", "cramming")
 }
 
 
