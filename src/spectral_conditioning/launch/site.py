@@ -111,6 +111,14 @@ def read_site(name: str, changes: Sequence[Mapping[str, Any]] = ()) -> Site:
     return site
 
 
+def value_from_text(key: str, text: str) -> Any:
+    """Return the value that site.key=text on the command line means: as in YAML, except that a text needs no quotes."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(Site)}
+    if types.get(key, "").startswith("str"):
+        return None if text == "null" else text
+    return yaml.safe_load(text)
+
+
 def _texts(value: Any) -> Any:
     """Let numbers and truth values stand for their text in lists and mappings, as in NCCL_DEBUG: 1."""
     if isinstance(value, dict):

@@ -24,9 +24,10 @@ IN_QUEUE = ("running", "waiting")
 RECORDED = ("done", "diverged")
 # What our own command, Python and Slurm write when something goes wrong; srun only repeats the exit status of a task.
 ERROR_LINE = re.compile(
-    r"^(\[?rank\d+\]?:? ?)?(error: |[\w.]*(Error|Exception|Interrupt|Exit)\b|slurmstepd: error: \*\*\*)"
+    r"^(\[?rank\d+\]?:? ?)?(error: |[\w.]*(Error|Exception|Interrupt)\b)"
+    r"|^slurmstepd.*: error: \*\*\*|^srun: error: .*: tasks? [\d,-]+: (?!Exited)"
 )
-NOISE = re.compile(r"^(srun|slurmstepd): ")
+NOISE = re.compile(r"^(srun|slurmstepd)\b.*: ")
 TAIL_BYTES = 64 * 1024
 
 

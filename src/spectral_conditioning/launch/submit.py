@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from spectral_conditioning.errors import ConfigError, SpectralError
 from spectral_conditioning.launch import slurm
 from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.scripts import array_script, train_script
-from spectral_conditioning.launch.site import Site, read_site
+from spectral_conditioning.launch.site import Site, read_site, value_from_text
 from spectral_conditioning.launch.status import State, all_states, summary
 from spectral_conditioning.launch.study import config_name, expand, label, read_study, split_words
 from spectral_conditioning.launch.submission import Job, StudyFolder
@@ -141,10 +138,7 @@ def split_site(words: Sequence[str]) -> tuple[list[str], str, dict[str, Any]]:
         if key == "site":
             name = value
         elif key.startswith("site."):
-            # YAML would read 1:00:00 as a number in base sixty.
-            values[key.removeprefix("site.")] = (
-                value if re.fullmatch(r"[\d:-]*:[\d:]*", value) else yaml.safe_load(value)
-            )
+            values[key.removeprefix("site.")] = value_from_text(key.removeprefix("site."), value)
         else:
             overrides.append(word)
     if not name:

@@ -35,6 +35,25 @@ def optimizer_stepped(trainer: Trainer, batch_idx: int) -> bool:
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
+def number_of_ranks() -> int:
+    """Return the number of processes of this run."""
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def this_rank() -> int:
+    """Return the position of this process among the run's."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def every_rank(value: Any) -> list[Any]:
+    """Gather a small value from every rank, on every rank."""
+    if number_of_ranks() == 1:
+        return [value]
+    values: list[Any] = [None] * number_of_ranks()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
 class SeedSteps(Callback):
     """Seed every global generator from (seed, rank, batch) before each training step, and before each evaluation.
 
@@ -95,7 +114,7 @@ class RefreshCorrections(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._refresher is not None and optimizer_stepped(trainer, batch_idx):
-            self._refresher(step=trainer.global_step)
+            self._refresher.step(trainer.global_step)
 
 
 class AverageWeights(Callback):
@@ -185,7 +204,8 @@ class Record(Callback):
         for name, value in outputs.items():
             # Lightning hands the loss back divided by the number of micro-batches of a step.
             scale = trainer.accumulate_grad_batches if name == "loss" else 1
-            self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach() * scale
+            # A resumed line starts with sums from the checkpoint, which lie on the CPU.
+            self._sums[name] = self._sums.get(name, torch.zeros(())).to(value.device) + value.detach() * scale
         self._count += 1
         if optimizer_stepped(trainer, batch_idx):
             self._count_skipped(trainer)
@@ -225,8 +245,14 @@ class Record(Callback):
         self._on_validation(trainer, trainer.global_step, self.validated)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "count": self._count, "skipped_steps": self.skipped_steps}
+        # Only rank 0 writes the checkpoint, and the sums of a started line differ between ranks.
+        sums = every_rank({name: value.cpu() for name, value in self._sums.items()})
+        return {"sums": sums, "count": self._count, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._sums, self._count = dict(state_dict["sums"]), state_dict["count"]
+        saved = state_dict["sums"]
+        # On another number of ranks the line goes on with the mean, which only the last digits of its values show.
+        same = len(saved) == number_of_ranks()
+        mean = {name: torch.stack([item[name] for item in saved]).mean(0) for name in saved[0]}
+        self._sums, self._count = dict(saved[this_rank()] if same else mean), state_dict["count"]
         self.skipped_steps = state_dict["skipped_steps"]

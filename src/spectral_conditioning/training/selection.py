@@ -42,6 +42,7 @@ class Selection(Callback):
         self.best = value
         if trainer.is_global_zero:
             self._save(trainer, step, metrics)
+        trainer.strategy.barrier()  # The other ranks read it.
 
     def _better(self, value: float) -> bool:
         assert self.best is not None
