@@ -14,8 +14,10 @@ import hashlib
 import itertools
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -28,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spectral_conditioning.errors import DataError
 from spectral_conditioning.tasks.lra.token_store import (
+    SPLITS,
     Ragged,
     content_digest,
     damaged_files,
@@ -138,6 +141,18 @@ def _stored_part(make: Callable[[Any], Ragged], job: Any, path: Path) -> None:
     _write_part(path, make(job))
 
 
+def _end_with_parent() -> None:
+    """Let this worker end when the process that started it was killed; it would otherwise wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _finish(future: Future[None]) -> None:
     try:
         future.result()
@@ -159,7 +174,8 @@ def iterate_parts(recipe: Recipe, parts: Path, workers: int) -> Generator[Ragged
             yield part
         return
     # Fresh interpreters: a fork would inherit the locks of this process's threads.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_end_with_parent) as pool:
         ahead: list[tuple[Path, Any, Future[None] | None]] = []
         try:
             while True:
@@ -219,7 +235,8 @@ def report(folder: Path, prepared: Prepared) -> str:
     """Return what the user is told: where, how much, and the hash of the content."""
     manifest = prepared.manifest
     lines = [f"{manifest['dataset']} in {folder}: {'verified, nothing to do' if prepared.existed else 'written'}"]
-    for split, entry in manifest["splits"].items():
+    for split in (name for name in SPLITS if name in manifest["splits"]):
+        entry = manifest["splits"][split]
         lines.append(
             f"  {split:5} {entry['samples']:>7,} samples, {entry['shortest']}-{entry['longest']} tokens, labels {entry['labels']}"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from spectral_conditioning.conditioning.packing import separate
+from spectral_conditioning.conditioning import separate
 from spectral_conditioning.errors import ConfigError
 from spectral_conditioning.tasks.base import Reported, Task, TaskData
 from spectral_conditioning.tasks.lra.data import load_sequences
