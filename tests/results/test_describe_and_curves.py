@@ -47,7 +47,7 @@ def test_paragraph_in_full(two_seeds: Comparison) -> None:
         "Worse than the baseline by the mean paired difference (in points): "
         "identity λ=10 (full, qkv) by 42.00 (ahead in 0 of 1 pair). "
         "1 of 2 runs of identity λ=10 (full, qkv) ended at chance. Those runs are in no mean or difference. "
-        "Started with saturated attention (near one-hot, so almost no gradient reaches Q and K): "
+        "Started with saturated attention (close to the identity, so almost no gradient reaches Q and K): "
         "identity λ=10 (full, qkv) (5 of 6 layers). "
         "The baseline's final value was first reached (median over seeds) by the baseline itself at step 400 and "
         "identity λ=1 (full, qkv) at step 200; never by identity λ=10 (full, qkv). "

@@ -144,6 +144,21 @@ def test_diverged_run_stays_in_the_table(table: Build) -> None:
     assert "120 steps" not in built.scale_text()
 
 
+def test_saturated_start_is_named_with_its_seeds(make_record: Record) -> None:
+    def label(*saturated: int) -> list[str]:
+        records = [make_record(0.9, seed=seed, saturation=None) for seed in range(len(saturated))]
+        records += [
+            make_record(0.9, seed=seed, lam=10.0, saturation={"layers": [], "saturated": count, "total": 6})
+            for seed, count in enumerate(saturated)
+        ]
+        (built,) = build_tables(pair_runs([run_from_record(each, source="x") for each in records]), [])
+        return built.arms[0].flags()
+
+    assert label(0, 0) == []
+    assert label(5, 6) == ["started saturated (6 of 6 layers)"]
+    assert label(0, 1) == ["started saturated (up to 1 of 6 layers, in 1 of 2 seeds)"]
+
+
 def test_unequal_seed_sets_are_compared_by_pairs_only(table: Build) -> None:
     built = table({0: [0.90, 0.91, 0.80], 1: [0.91, 0.92], 10: [0.91, 0.92, 0.81]})
     assert built.arms[0].difference_mean == pytest.approx(1.0)

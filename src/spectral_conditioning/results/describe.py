@@ -72,10 +72,12 @@ def _failure_sentences(table: Table) -> list[str]:
 
 
 def _saturation_sentences(table: Table) -> list[str]:
-    arms = [f"{arm.label} ({_most_saturated(arm)})" for arm in table.all_arms if arm.saturated_runs]
+    arms = [f"{arm.label} ({arm.saturation_text()})" for arm in table.all_arms if arm.saturated_runs]
     if not arms:
         return []
-    return [f"Started with saturated attention (near one-hot, so almost no gradient reaches Q and K): {_join(arms)}."]
+    return [
+        f"Started with saturated attention (close to the identity, so almost no gradient reaches Q and K): {_join(arms)}."
+    ]
 
 
 def _speed_sentences(table: Table, logs: Logs) -> list[str]:
@@ -130,12 +132,6 @@ def _choice_sentence(table: Table) -> str:
     if len(table.arms) <= MOST_NAMED:
         return ""
     return f"The best of {len(table.arms)} arms was chosen by its result, so its gain is overstated: repeat it with new seeds."
-
-
-def _most_saturated(arm: Arm) -> str:
-    run = max(arm.runs, key=lambda each: (each.saturation or {}).get("saturated", 0))
-    saturation = run.saturation or {}
-    return f"{saturation.get('saturated')} of {saturation.get('total')} layers"
 
 
 def _number(arm: Arm, value: float, *, unit: bool = True) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["max", "min"]
 
 # Records hold these as fractions of one; tables show them in percent, as the paper does.
-FRACTIONS = frozenset(
-    ["accuracy", "acc", "top1", "top5", "f1", "matthews", "mcc", "pearson", "spearman", "average", "map"]
-)
+FRACTIONS = frozenset(["accuracy", "acc", "top1", "top5", "f1", "matthews", "mcc", "pearson", "spearman", "average"])
 
 
 def leaf(name: str) -> str:
@@ -22,7 +21,7 @@ def leaf(name: str) -> str:
 def is_fraction(name: str) -> bool:
     """True when a record holds this metric as a fraction of one."""
     own = leaf(name).lower()
-    return own in FRACTIONS or own.endswith(("accuracy", "_map")) or own.startswith(("ap_", "map_")) or own == "ap"
+    return own in FRACTIONS or own.endswith("accuracy") or re.search(r"(^|_)m?ap($|_)", own) is not None
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,3 @@ class Metric:
         value = round(value, digits) + 0.0  # no negative zero
         text = f"{value:+.{digits}f}" if signed and value else f"{value:.{digits}f}"
         return text.replace("-", "−")
-
-    def better(self, a: float, b: float) -> bool:
-        """True when `a` is strictly better than `b`."""
-        return self.sign * (a - b) > 0

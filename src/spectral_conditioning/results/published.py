@@ -100,14 +100,14 @@ def reference_for(
 ) -> Reference | None:
     """Return the paper's row for `family/name`, or the family's rows, of the same metric; None when there is none.
 
-    A row is an experiment's own when the experiment's name begins with it (`ViT-B` ↔ imagenet/vit_b, `ListOps` ↔
+    A row is an experiment's own when the experiment's name holds it (`ViT-B` ↔ imagenet/vit_b, `ListOps` ↔
     lra/listops_small).
     """
     family, _, name = experiment.partition("/")
     own = leaf(metric.name).lower()
     wanted = _ALIASES.get(own, own)
     same = [row for row in published if row.family == family and row.metric.lower() == wanted]
-    exact = [row for row in same if _letters(row.row) in _beginnings(name)]
+    exact = [row for row in same if _names_row(name, row.row)]
     if exact:
         return Reference((exact[0],), exact=True)
     near = [row for row in same if model and _words(model)[0] == _words(row.row)[0]]
@@ -151,11 +151,12 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower()) or [""]
 
 
-def _letters(text: str) -> str:
-    return "".join(_words(text))
+def _names_row(name: str, row: str) -> bool:
+    """True when neighbouring words of an experiment's name are the row's name, or its end of two words or more.
 
-
-def _beginnings(name: str) -> set[str]:
-    """`listops_small` → listops, listopssmall: an experiment is a row's own when its first words are the row's name."""
-    words = _words(name)
-    return {"".join(words[:count]) for count in range(1, len(words) + 1)}
+    `listops_small` and `skyformer_listops` name ListOps, `sst2` SST-2, `xcit_s` Mask R-CNN XCiT-S; `vit_base` names no ViT-B.
+    """
+    words, wanted = _words(name), _words(row)
+    parts = {"".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)}
+    ends = {"".join(wanted[start:]) for start in range(len(wanted)) if start == 0 or len(wanted) - start > 1}
+    return bool(parts & ends)

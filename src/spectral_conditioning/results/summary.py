@@ -101,6 +101,14 @@ class Arm:
     def saturated_runs(self) -> int:
         return sum(run.started_saturated for run in self.runs)
 
+    def saturation_text(self) -> str:
+        """`6 of 6 layers`; with the seeds when not all started so."""
+        worst = max((run.saturation or {} for run in self.runs), key=lambda each: each.get("saturated") or 0)
+        text = f"{worst.get('saturated')} of {worst.get('total')} layers"
+        if self.saturated_runs == len(self.runs):
+            return text
+        return f"up to {text}, in {self.saturated_runs} of {len(self.runs)} seeds"
+
     def flags(self) -> list[str]:
         """Name every run that failed, and what a reader must know of the arm."""
         found = []
@@ -113,9 +121,7 @@ class Arm:
                 f"seed {run.seed} diverged" + (f" at step {run.diverged_at}" if run.diverged_at is not None else "")
             )
         if self.saturated_runs:
-            layers = max((run.saturation or {}).get("saturated", 0) for run in self.runs)
-            total = max((run.saturation or {}).get("total", 0) for run in self.runs)
-            found.append(f"started saturated ({layers} of {total} layers)")
+            found.append(f"started saturated ({self.saturation_text()})")
         return found
 
 
