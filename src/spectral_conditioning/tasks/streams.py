@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -264,9 +266,21 @@ class StreamDataModule(LightningDataModule):
 
 
 def ignore_stop_signals(worker: int) -> None:
-    """Let a loader's worker outlive a signal that a scheduler sends to every process of a job; it ends with its trainer."""
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+    """Let a loader's worker outlive a signal that a scheduler sends to every process of a job; it ends with its trainer.
+
+    TERM is obeyed when the trainer sends it: Python ends leftover workers that way when it exits, and waits for them without end.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_trainer, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with_trainer(trainer: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+        pass
+    os._exit(0)
 
 
 class OrderHash:
