@@ -6,9 +6,11 @@ Nodes n1 and n2 form the partition `main`; n3 is shared by `low` and by `urgent`
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -138,6 +140,19 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        for pid in self._left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left(self) -> list[int]:
+        """Return the processes that the daemons left behind, known by this cluster's configuration in their environment."""
+        mark = f"SLURM_CONF={self.folder / 'slurm.conf'}\0".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    found.append(int(path.parent.name))
+        return found
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""

@@ -1,0 +1,135 @@
+"""A study file means the product of its lists, and what is wrong with one is said by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spectral_conditioning.errors import ConfigError
+from spectral_conditioning.launch.study import Element, config_name, expand, read_study, replace, split_words
+from spectral_conditioning.training.compose import config_directory
+from spectral_conditioning.training.identity import run_folder
+
+SMALL = "experiments: [imagenet/small]\n"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str) -> Path:
+        folder = tmp_path / "mystudy"
+        folder.mkdir(exist_ok=True)
+        (folder / "study.yaml").write_text(text)
+        return folder
+
+    return make
+
+
+def values(elements: list[Element]) -> list[tuple[float, int]]:
+    return [(item.conditioning.lam, item.seed) for element in elements for item in element.configs]
+
+
+def test_runs_are_experiments_times_arms_times_seeds_times_sweeps(write: Write):
+    text = SMALL + "arms: [[conditioning=none], [conditioning=identity, 'conditioning.lam=1,2']]\nseeds: [3, 4]\n"
+    elements = expand(read_study(write(text), []), [])
+    assert values(elements) == [(0, 3), (0, 4), (1, 3), (2, 3), (1, 4), (2, 4)]
+    assert all(len(element.configs) == 1 for element in elements)
+
+
+def test_an_override_replaces_what_the_study_says_about_its_key(write: Write):
+    study = read_study(write(SMALL + "seeds: [0, 1, 2]\noverrides: [optim.lr=1, conditioning=identity]\n"), [])
+    (element,) = expand(study, ["seed=7", "optim.lr=0.5", "conditioning.lam=3"])
+    (config,) = element.configs
+    assert (config.seed, config.optim.lr, config.conditioning.lam) == (7, 0.5, 3)
+    assert replace(["a=1", "+b.c=2", "d=3"], ["b.c=4"]) == ["a=1", "d=3", "b.c=4"]
+
+
+def test_lambda_zero_and_the_baseline_are_one_run(write: Write):
+    text = SMALL + "arms: [[conditioning=none], [conditioning=identity, 'conditioning.lam=0,1']]\n"
+    assert [lam for lam, _ in values(expand(read_study(write(text), []), []))] == [0, 1]
+
+
+def test_overrides_alone_are_a_study_with_a_name_of_its_own():
+    words = ["experiment=imagenet/small", "conditioning=identity", "conditioning.lam=0,1,10", "seed=0,1"]
+    study = read_study(None, words)
+    assert study.name.startswith("imagenet-small-")
+    assert study.name != read_study(None, [*words, "optim.lr=1"]).name
+    assert len(expand(study, words)) == 6
+
+
+def test_folders_are_absolute_and_configurations_named_after_them(write: Write, tmp_path: Path):
+    (element,) = expand(read_study(write(SMALL), []), ["paths.runs=here", "seed=5"])
+    folder = run_folder(element.configs[0])
+    assert folder.is_relative_to(tmp_path / "here")
+    assert config_name(element.configs[0]) == f"imagenet--small--none--{folder.name}.yaml"
+
+
+STAGES = """
+stages:
+  pretrain: {experiments: [imagenet/small], arms: [[conditioning=none], [conditioning=polar]], seeds: [1, 2]}
+  glue:
+    after: pretrain
+    experiments: [imagenet/small]
+    overrides: ["init.weights={pretrain}/checkpoints/reported.ckpt", "optim.lr=1e-3,2e-3"]
+"""
+
+
+def test_a_later_stage_follows_each_run_with_its_arm_seed_and_folder(write: Write):
+    elements = expand(read_study(write(STAGES), []), [])
+    before, after = elements[:4], elements[4:]
+    assert [element.after for element in after] == before
+    for first, element in zip(before, after, strict=True):
+        (pretrained,) = first.configs
+        assert [config.optim.lr for config in element.configs] == [1e-3, 2e-3]
+        for config in element.configs:
+            assert config.init.weights == f"{run_folder(pretrained)}/checkpoints/reported.ckpt"
+            assert (config.seed, config.conditioning) == (pretrained.seed, pretrained.conditioning)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("experiment: [imagenet/small]", ["unknown key 'experiment'", "closest 'experiments'"]),
+        ("experiments: imagenet/small", ["experiments is 'imagenet/small'", "list"]),
+        ("arms: [conditioning=none]", ["each arm must be a list"]),
+        ("- a", ["holds list"]),
+        ("seeds: [0", ["is not YAML"]),
+        ("stages: {a: {after: b}}", ["stage 'a'", "after is 'b'", "earlier stages: none"]),
+        ("stages: {b: {}, a: {after: b, seeds: [1]}}", ["takes arm and seed from there"]),
+        ("stages: {a: {}}\nseeds: [1]", ["every other key belongs to one of them"]),
+        ("resources: [time]", ["resources is ['time']"]),
+    ],
+)
+def test_a_bad_study_names_thing_and_fix(text: str, parts: list[str], write: Write):
+    with pytest.raises(ConfigError) as caught:
+        read_study(write(text), [])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_every_bad_run_of_a_study_is_found_before_anything_else(write: Write):
+    with pytest.raises(ConfigError, match=r"lam=-1(.|\n)*lam=-2"):
+        expand(read_study(write(SMALL + "arms: [[conditioning=identity, 'conditioning.lam=-1,-2']]"), []), [])
+
+
+def test_a_missing_study_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
+        read_study(Path("nowhere"), [])
+    assert split_words(["a/b", "c=d"]) == (Path("a/b"), ["c=d"])
+    assert split_words(["c=d"]) == (None, ["c=d"])
+
+
+STUDIES = sorted(
+    path
+    for path in (config_directory().parent / "experiments").glob("*/*.yaml")
+    if path.name == "study.yaml" or path.parent.name == "imagenet"
+)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_study_of_the_suite_reads(path: Path):
+    study = read_study(path, [])
+    assert study.stages
+    for stage in study.stages:
+        for name in stage.experiments:
+            assert (config_directory() / "experiment" / f"{name}.yaml").is_file(), name
