@@ -1,0 +1,98 @@
+"""κ(J) from Gram matrices against singular values of the whole Jacobian, in both rank regimes and far past κ = 1e7."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spectral_conditioning.analysis import condition_number as module
+from spectral_conditioning.analysis.condition_number import condition_number, spectral_norm
+from spectral_conditioning.analysis.jacobian import SoftmaxJacobian
+
+# Fewer outputs than weights (rank N d), more (rank 3Dd − d² and less), and between.
+SHAPES = [
+    {"tokens": 5, "width": 8, "head": 4},
+    {"tokens": 3, "width": 8, "head": 6, "bias": True},
+    {"tokens": 9, "width": 8, "head": 4},
+    {"tokens": 20, "width": 8, "head": 4, "bias": True},
+    {"tokens": 40, "width": 8, "head": 4},
+    {"tokens": 40, "width": 8, "head": 4, "bias": True},
+    {"tokens": 40, "width": 8, "head": 4, "norm": "layer"},
+    {"tokens": 40, "width": 8, "head": 4, "norm": "layer", "bias": True},
+    {"tokens": 40, "width": 8, "head": 4, "norm": "affine", "bias": True},
+    {"tokens": 40, "width": 8, "head": 8, "norm": "affine", "bias": True},
+    {"tokens": 30, "width": 4, "head": 6, "norm": "affine", "bias": True},
+    {"tokens": 30, "width": 4, "head": 6, "bias": True},
+    {"tokens": 1, "width": 8, "head": 4, "context": 9, "bias": True},
+    {"tokens": 30, "width": 4, "head": 4, "context": 5, "bias": True},
+]
+
+
+@pytest.fixture(params=["all eigenvectors", "krylov"])
+def method(request, monkeypatch):
+    if request.param == "krylov":
+        monkeypatch.setattr(module, "_DENSE_SIZE", 0)
+    return request.param
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_agrees_with_singular_values_of_the_whole_jacobian(shape, method, random_head, jacobian_by_autograd):
+    head = random_head(scale=0.5, **shape)
+    found = condition_number(SoftmaxJacobian(head))
+    sigma = torch.linalg.svdvals(jacobian_by_autograd(head))
+    assert found.rank == int((sigma > 1e-11 * sigma[0]).sum())
+    assert found.exact
+    assert found.kappa == pytest.approx(float(sigma[0] / sigma[found.rank - 1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("role", ["q", "k", "v"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_block_alone(shape, role, random_head):
+    head = random_head(scale=0.5, **shape)
+    jacobian = SoftmaxJacobian(head)
+    sigma = torch.linalg.svdvals(jacobian.dense((role,)))
+    rank = int((sigma > 1e-11 * sigma[0]).sum())
+    found = condition_number(jacobian, (role,))
+    assert found.rank == rank
+    assert found.sigma_max == pytest.approx(float(sigma[0]), rel=1e-9)
+    assert found.sigma_min == pytest.approx(float(sigma[rank - 1]), rel=1e-6)
+    assert spectral_norm(jacobian, (role,)) == pytest.approx(float(sigma[0]), rel=1e-6)
+
+
+def test_generic_rank_is_the_papers_for_tokens_in_general_position(random_head):
+    for tokens in (5, 9, 15, 20, 60):
+        jacobian = SoftmaxJacobian(random_head(tokens=tokens, width=8, head=4))
+        assert jacobian.generic_rank() == min(tokens * 4, 3 * 8 * 4 - 4**2)
+
+
+def test_singular_values_of_the_value_block_are_those_of_attended_tokens(random_head):
+    head = random_head(tokens=7, width=9, head=3)
+    sigma = torch.linalg.svdvals(SoftmaxJacobian(head).dense(("v",)))
+    attended = torch.linalg.svdvals(head.probabilities_NM @ head.tokens_ND)
+    assert torch.allclose(sigma, attended.repeat_interleave(3), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(("tokens", "width", "head"), [(12, 40, 8), (60, 10, 6)])
+@pytest.mark.parametrize("growth", [1e2, 1e5, 1e7])
+def test_resolves_far_beyond_the_gram_matrix(tokens, width, head, growth, method, random_head):
+    """W_V and its output grown by a factor: κ up to 1e9, where a squared matrix in float64 holds no digit of σ_min."""
+    inputs = random_head(tokens=tokens, width=width, head=head, bias=True, scale=2 / head**0.5)
+    inputs = replace(inputs, v_oE=inputs.v_oE * growth, v_bias_o=inputs.v_bias_o * growth)
+    jacobian = SoftmaxJacobian(inputs)
+    sigma = torch.linalg.svdvals(jacobian.dense())
+    found = condition_number(jacobian)
+    assert found.exact
+    assert found.kappa == pytest.approx(float(sigma[0] / sigma[found.rank - 1]), rel=1e-4)
+
+
+def test_says_lower_bound_when_rounding_hides_the_smallest_value(method, random_head):
+    """λ = 10 on more tokens than features: J_Q and J_K vanish below rounding, and σ at the generic rank with them."""
+    head = random_head(tokens=40, width=8, head=4, norm="layer")
+    eye_dD = torch.eye(4, 8, dtype=torch.float64)
+    head = replace(head, q_dD=head.q_dD + 10 * eye_dD, k_dE=head.k_dE + 10 * eye_dD, scale=8.0)
+    found = condition_number(SoftmaxJacobian(head))
+    assert not found.exact
+    assert found.text.startswith("> ")
+    assert found.kappa > 1e11
+    if method == "all eigenvectors":
+        assert found.numerical_rank < found.rank
