@@ -146,6 +146,6 @@ class Task(abc.ABC):
     def reported(self, config: Any) -> Reported:
         """Return which number the run is known by."""
 
-    def layouts(self) -> Mapping[Any, Any] | None:
-        """Attention layouts of the task's own modules, for `condition()`; None where the library knows them all."""
+    def layouts(self, model: nn.Module) -> Mapping[Any, Any] | None:
+        """Attention layouts of the task's own modules in `model`, for `condition()`; None where the library knows them all."""
         return None

@@ -81,7 +81,7 @@ def build(config: RunConfig, task: Task, data: TaskData) -> tuple[nn.Module, str
         model = model.double()
     initial_weights = hash_tensors(model.named_parameters())
     chosen = conditioning(config)
-    report = None if chosen is None else condition(model, chosen, layouts=task.layouts())
+    report = None if chosen is None else condition(model, chosen, layouts=task.layouts(model))
     return model, initial_weights, report
 
 

@@ -3,8 +3,8 @@
     h = norm(E[x] + p);  h ← h + drop(attention(norm(h)));  h ← h + drop(ffn(norm(h)));  logits = head(norm(h)) Eᵀ
 
 `crammed_bert`: 16 layers, gated feed-forward, no biases, scaled sinusoidal positions, a final norm and no head; 119.6 M
-parameters at 32,768 words. `crammed_bert_simple`: 12 layers, GELU, biases, learned positions, a head and no final norm; 110.9 M. Sizes,
-initialisation and order of operations follow cramming/architectures/crammed_bert.py and config/arch of JonasGeiping/cramming.
+parameters at 32,768 words. `crammed_bert_simple`: 12 layers, GELU, biases, learned positions, a head and no final norm; 110.9 M.
+Sizes, initialisation and order of operations follow cramming/architectures and config/arch of JonasGeiping/cramming.
 
 The attention keeps Q, K and V in one weight whose rows go head by head, [q_h; k_h; v_h], each d rows (as GPT-NeoX).
 """

@@ -222,4 +222,5 @@ def _say(store: TokenStore, *, seconds: float) -> None:
         f"{store.folder}: {kept}{train:,} training and {val:,} validation sequences of {store.length} tokens, "
         f"{store.vocabulary:,} words, unigram entropy {store.unigram_entropy:.3f} nats; {seconds:.1f} s"
     )
-    print(f"train on it with: spectral train experiment=cramming/pretrain data.path={store.folder}")
+    experiment = "cramming/pretrain" if store.vocabulary == Settings().vocabulary else "cramming/small_pretrain"
+    print(f"train on it with: spectral train experiment={experiment} data.source=prepared data.path={store.folder}")

@@ -62,8 +62,10 @@ class Cramming(Task):
             return Reported(metric="loss", split="val", rule="last", mode="min")
         return Reported(metric=GLUE_TASKS[config.task.model.glue_task].metric, split="val", rule="last", mode="max")
 
-    def layouts(self) -> Mapping[Any, Any]:
-        return {InterleavedAttention: interleaved("query_key_value", heads="heads")}
+    def layouts(self, model: nn.Module) -> Mapping[Any, Any] | None:
+        if any(isinstance(module, InterleavedAttention) for module in model.modules()):
+            return {InterleavedAttention: interleaved("query_key_value", heads="heads")}
+        return None
 
 
 TASK = Cramming()
