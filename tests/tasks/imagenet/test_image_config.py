@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -139,9 +138,3 @@ def test_setting_that_a_model_does_not_take_is_named() -> None:
         build_classifier(ModelConfig(name="swin_tiny_patch4_window7_224", class_token=True), outputs=3)
     with pytest.raises(ConfigError, match=r"closest 'vit_base_patch16_224'"):
         build_classifier(ModelConfig(name="vit_base_patch16_244"), outputs=3)
-
-
-def test_files_on_disk_are_the_ones_tested_here() -> None:
-    """A new data or task file of this family joins the lists above."""
-    listed = {path.stem for path in Path(CONF / "data").glob("*.yaml") if "source:" in path.read_text()}
-    assert listed <= {"digits", "images", "imagenet", "imagenet_parquet", "imagenet_hub", "imagenet_shards"}

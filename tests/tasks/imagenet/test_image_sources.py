@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -93,6 +94,23 @@ def test_parent_and_workers_read_a_zip_at_once(
         assert torch.equal(data.val[number][0], expected[number])
         seen += list(batch.samples[0])
     assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+
+
+def test_an_opened_zip_travels_to_a_spawned_process(folder: Path, zipped: Pack) -> None:
+    source = open_images(str(zipped(folder)), split="val", part="val")
+    content = source.read(0)
+    assert pickle.loads(pickle.dumps(source)).read(0) == content
+
+
+def test_repeats_serve_an_image_several_times_with_draws_of_its_own(
+    folder: Path, small_vit: ModelConfig, images: Settings, full_recipe: dict[str, object]
+) -> None:
+    data = load_image_data(small_vit, images(folder, **full_recipe, repeats=2))
+    first = batches(data, workers=0, steps=1)[0]
+    one, same, other, twin = first.index.tolist()
+    assert one == same
+    assert other == twin != one
+    assert not torch.equal(first.samples[0][0], first.samples[0][1])
 
 
 def test_fingerprint_sees_names_sizes_classes_and_splits(
@@ -197,7 +215,7 @@ def test_damaged_image_is_named_with_its_class(
 ) -> None:
     victim = folder / "val/bee/bee_1.jpg"
     whole = victim.read_bytes()
-    victim.write_bytes({"cut short": whole[: len(whole) // 2], "no image": b"<html>", "empty": b""}[damage])
+    victim.write_bytes({"cut short": whole[:-40], "no image": b"<html>", "empty": b""}[damage])
     data = load_image_data(small_vit, images(folder))
     served = StreamDataModule(
         train=data.train, val=data.val, test=None, batch_size=4, eval_batch_size=4, seed=0, workers=workers

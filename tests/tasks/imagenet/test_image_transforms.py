@@ -104,6 +104,35 @@ def test_draws_depend_on_seed_and_visit_alone(augmented: SeededDataset) -> None:
     assert not torch.equal(first[0], first[2])
 
 
+def test_every_training_setting_reaches_timm() -> None:
+    data = DataConfig(
+        source="images", augment=True, crop_scale=(0.2, 0.9), crop_ratio=(0.5, 2.0), interpolation="lanczos", flip=0.3,
+        policy="rand-m3-n4-p0.8-inc1", erasing=0.2, erasing_mode="rand", erasing_count=3,
+    )  # fmt: skip
+    inputs = {**input_config(ModelConfig(name="vit_tiny_patch16_224", img_size=64), data), "mean": (0.1, 0.2, 0.3)}
+    crop, flip, policy, _, normalize, erasing = training_transform(inputs, data).transforms  # type: ignore[attr-defined]
+    assert (tuple(crop.size), crop.scale, crop.ratio) == ((64, 64), (0.2, 0.9), (0.5, 2.0))
+    assert str(crop.interpolation).endswith("LANCZOS") or "lanczos" in str(crop)
+    assert flip.p == 0.3
+    assert (policy.num_layers, policy.ops[0].magnitude, policy.ops[0].prob) == (4, 3, 0.8)
+    assert normalize.mean.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert normalize.std.tolist() == [0.5, 0.5, 0.5]
+    assert (erasing.probability, erasing.mode, erasing.max_count) == (0.2, "rand", 3)
+
+
+def test_jitter_is_applied_without_a_policy() -> None:
+    data = DataConfig(source="images", augment=True, jitter=0.4, flip=0.0)
+    steps = training_transform(input_config(ModelConfig(), data), data).transforms  # type: ignore[attr-defined]
+    assert [type(step).__name__ for step in steps][1] == "ColorJitter"
+    assert steps[1].brightness == pytest.approx((0.6, 1.4))
+
+
+def test_policy_that_timm_cannot_read_is_named() -> None:
+    data = DataConfig(source="images", augment=True, policy="rand-x9")
+    with pytest.raises(ConfigError, match=r"timm cannot read data\.policy 'rand-x9'"):
+        training_transform(input_config(ModelConfig(), data), data)
+
+
 def test_training_follows_the_recipe(augmented: SeededDataset) -> None:
     """Crops, flips and erasing all occur: a visit in this many leaves the whole image unchanged by luck only."""
     plain = augmented.dataset.source  # type: ignore[attr-defined]

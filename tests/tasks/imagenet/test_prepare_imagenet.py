@@ -53,7 +53,7 @@ def test_standard_counts_are_imagenets(folder: Path) -> None:
 def test_every_damaged_image_is_named(workers: str, folder: Path) -> None:
     for name in ("train/ant/ant_2.jpg", "val/cat/cat_0.jpg"):
         content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) * 2 // 3])
+        (folder / name).write_bytes(content[:-40])
     (folder / "train/bee/bee_0.jpg").write_text("not found")
     with pytest.raises(DataError) as caught:
         check(folder, "--workers", workers)

@@ -90,25 +90,31 @@ def evaluation_transform(inputs: dict[str, Any]) -> Transform:
 def training_transform(inputs: dict[str, Any], data: DataConfig) -> Transform:
     """Return timm's training transform: random crop, flip, RandAugment or jitter, normalisation, random erasing.
 
-    Without `data.augment` the training images are treated as the evaluation ones are.
+    Without `data.augment` the training images are treated as the evaluation ones are. Raises ConfigError for a policy that timm
+    cannot read.
     """
     if not data.augment:
         return evaluation_transform(inputs)
-    transform: Transform = create_transform(
-        input_size=inputs["input_size"],
-        is_training=True,
-        scale=tuple(data.crop_scale),
-        ratio=tuple(data.crop_ratio),
-        hflip=data.flip,
-        color_jitter=data.jitter or None,
-        auto_augment=data.policy,
-        interpolation=data.interpolation,
-        mean=inputs["mean"],
-        std=inputs["std"],
-        re_prob=data.erasing,
-        re_mode=data.erasing_mode,
-        re_count=data.erasing_count,
-    )
+    try:
+        transform: Transform = create_transform(
+            input_size=inputs["input_size"],
+            is_training=True,
+            scale=tuple(data.crop_scale),
+            ratio=tuple(data.crop_ratio),
+            hflip=data.flip,
+            color_jitter=data.jitter or None,
+            auto_augment=data.policy,
+            interpolation=data.interpolation,
+            mean=inputs["mean"],
+            std=inputs["std"],
+            re_prob=data.erasing,
+            re_mode=data.erasing_mode,
+            re_count=data.erasing_count,
+        )
+    except (AssertionError, ValueError, KeyError, NotImplementedError) as error:
+        raise ConfigError(
+            f"timm cannot read data.policy {data.policy!r}: {error!r}; e.g. 'rand-m9-mstd0.5-inc1'"
+        ) from error
     return transform
 
 

@@ -94,7 +94,7 @@ class FileSource(ImageSource):
         return bytes(self._names[index]).decode()
 
     def listing(self) -> Iterable[str]:
-        return (f"{self.name(i)}|{self._sizes[i]}|{self.labels[i]}" for i in range(len(self)))
+        return (f"{self.name(i)}|{self._sizes[i]}" for i in range(len(self)))
 
 
 def _quoted(names: Sequence[str]) -> str:
