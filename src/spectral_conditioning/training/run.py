@@ -120,7 +120,9 @@ def _saturation(prepared: Prepared) -> dict[str, Any] | None:
     """Measure attention saturation of the untrained model on its first batch, and warn where layers start as the identity."""
     samples = prepared.loader.first_samples(PROBED_SAMPLES)
     module = prepared.module
-    report = measure_saturation(module.model, lambda: module.example_forward(samples), layouts=prepared.task.layouts(module.model))
+    report = measure_saturation(
+        module.model, lambda: module.example_forward(samples), layouts=prepared.task.layouts(module.model)
+    )
     warning = report.warning()
     if warning:
         log.warning("%s", warning)

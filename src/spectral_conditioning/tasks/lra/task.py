@@ -41,7 +41,7 @@ class LongRangeArena(Task):
     def reported(self, config: Any) -> Reported:
         return Reported(metric="accuracy", split="test", rule="best", mode="max")
 
-    def layouts(self) -> Mapping[Any, Any]:
+    def layouts(self, model: nn.Module) -> Mapping[Any, Any]:
         return LAYOUTS
 
 
