@@ -30,9 +30,12 @@ def test_the_first_layer_agrees_with_attention_by_hand():
         p = logits.softmax(-1)
         entropy = -(p * p.log()).sum(-1).mean() / math.log(17)
         self_weight = p.diagonal(dim1=-2, dim2=-1).mean()
+        seen = (p * (logits - (p * logits).sum(-1, keepdim=True)) ** 2).sum(-1).mean()
+        sensitivity = seen / logits.var(-1, correction=0).mean()
     layer = measure_saturation(model, lambda: model(IMAGES)).layers[0]
     assert layer.entropy == pytest.approx(float(entropy), rel=1e-5)
     assert layer.self_weight == pytest.approx(float(self_weight), rel=1e-5)
+    assert layer.sensitivity == pytest.approx(float(sensitivity), rel=1e-4)
     assert layer.max_logit == pytest.approx(float(logits.abs().max()), rel=1e-5)
 
 
@@ -48,6 +51,16 @@ def test_lambda_ten_on_q_k_and_v_is_flagged_and_the_other_readings_are_not():
     assert 200 < found["full"].layers[0].max_logit < 1600
     assert "identity" in found["full"].warning()
     assert found["none"].warning() is None
+
+
+def test_equal_tokens_do_not_hide_a_hard_maximum():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(32, 2, batch_first=True)
+    condition(attention, lam=10.0)
+    x = nn.functional.layer_norm(torch.randn(2, 6, 32), (32,)).repeat_interleave(2, dim=1)
+    layer = measure_saturation(attention, lambda: attention(x, x, x)).layers[0]
+    assert layer.self_weight == pytest.approx(0.5, abs=0.01)
+    assert layer.saturated
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -21,8 +21,7 @@ from spectral_conditioning.conditioning import Attention, Layout, Projection, fi
 
 # Softmax over channels, or queries and keys of unit norm: the scale of W_Q and W_K cancels.
 EXEMPT = ("timm XCiT (XCA)", "timm DaViT channel", "timm DaViT channel v2", "timm SwinV2")
-SELF_WEIGHT_LIMIT = 0.9
-ENTROPY_LIMIT = 0.05
+SENSITIVITY_LIMIT = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,10 @@ class LayerSaturation:
 
     entropy: of an attention row as a fraction of log M, 1 for uniform and 0 for one-hot. self_weight: attention of a token to itself,
     None where queries and keys are not the same tokens. max_logit: largest |s q·k|, without masks and position biases.
-    saturated: self_weight above 0.9 or entropy below 0.05. exempt: the family normalises q and k, so nothing was measured.
+    sensitivity: variance of the logits under the attention weights over their variance under equal weights. It is 1 for flat
+    attention and 0 when the softmax has become a hard maximum, also among equal tokens (blank patches, padding), which keep
+    entropy up and self-weight down. It scales the gradient that reaches the logits. saturated: sensitivity below 0.01.
+    exempt: the family normalises q and k, so nothing was measured.
     """
 
     name: str
@@ -39,6 +41,7 @@ class LayerSaturation:
     entropy: float | None
     self_weight: float | None
     max_logit: float | None
+    sensitivity: float | None
     saturated: bool
     exempt: bool = False
 
@@ -64,16 +67,14 @@ class SaturationReport:
         """Return one paragraph about saturated layers, what that means and what to try; None when there are none."""
         if not self.saturated:
             return None
-        worst = max((layer for layer in self.layers if layer.saturated), key=lambda layer: layer.max_logit or 0.0)
-        weight = (
-            "" if worst.self_weight is None else f"a token gives {worst.self_weight:.0%} of its attention to itself, "
-        )
+        worst = min((layer for layer in self.layers if layer.saturated), key=lambda layer: layer.sensitivity or 0.0)
+        weight = "" if worst.self_weight is None else f"a token gives {worst.self_weight:.0%} of its attention to itself, "
         return (
-            f"Saturated attention: {self.saturated} of {self.total} layers start close to the identity ({worst.name}: {weight}"
-            f"entropy {worst.entropy:.2f} of log M, largest logit {worst.max_logit:.0f}). Tokens hardly exchange information and "
-            "the gradient of W_Q and W_K nearly vanishes, however low the condition number is; training may stall. To try: a "
-            "smaller conditioning.lam, conditioning=identity_fused or identity_q (λ on Q alone), conditioning=polar, or "
-            "conditioning=scaled_identity."
+            f"Saturated attention: {self.saturated} of {self.total} layers start close to the identity, each token looking at itself "
+            f"and at tokens equal to it ({worst.name}: {weight}largest logit {worst.max_logit:.0f}, softmax sensitivity "
+            f"{worst.sensitivity:.0e}, where 1 is flat attention). Tokens hardly exchange information and the gradient of W_Q and W_K "
+            "nearly vanishes, however low the condition number is; training may stall. To try: a smaller conditioning.lam, "
+            "conditioning=identity_fused or identity_q (λ on Q alone), conditioning=polar, or conditioning=scaled_identity."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def measure_saturation(
     for attention in attentions:
         lam = lam if lam is not None else _lam(attention)
         if attention.family in EXEMPT:
-            layers.append(LayerSaturation(attention.name, attention.family, None, None, None, False, exempt=True))
+            layers.append(LayerSaturation(attention.name, attention.family, None, None, None, None, saturated=False, exempt=True))
         elif all((attention.name, role) in captured for role in "qk"):
             q, k = captured[attention.name, "q"], captured[attention.name, "k"]
             layers.append(_measure(attention, q, k, max_tokens=max_tokens, max_entries=max_entries))
@@ -194,10 +195,24 @@ def _measure(
     logits_BHNM = attention.scale * torch.einsum("bnhd,bmhd->bhnm", q, k)
     log_p = torch.log_softmax(logits_BHNM, dim=-1)
     p = log_p.exp()
+    sensitivity = float(_variance(logits_BHNM, p).mean() / _variance(logits_BHNM).mean().clamp_min(1e-30))
     entropy = float(-(p * log_p).sum(-1).mean() / math.log(max(2, k.shape[1])))
     same_tokens = q_BNHd.shape[1] == k_BMHd.shape[1]
     self_weight = float(p.gather(-1, rows.expand(*p.shape[:2], -1)[..., None]).mean()) if same_tokens else None
-    saturated = entropy < ENTROPY_LIMIT or (self_weight is not None and self_weight > SELF_WEIGHT_LIMIT)
     return LayerSaturation(
-        attention.name, attention.family, entropy, self_weight, float(logits_BHNM.abs().max()), saturated
+        attention.name,
+        attention.family,
+        entropy=entropy,
+        self_weight=self_weight,
+        max_logit=float(logits_BHNM.abs().max()),
+        sensitivity=sensitivity,
+        saturated=sensitivity < SENSITIVITY_LIMIT,
     )
+
+
+def _variance(logits_BHNM: Tensor, p_BHNM: Tensor | None = None) -> Tensor:
+    """Variance of each row of logits, under the weights p or under equal ones, (B, H, N)."""
+    if p_BHNM is None:
+        p_BHNM = torch.full_like(logits_BHNM, 1 / logits_BHNM.shape[-1])
+    centred = logits_BHNM - (p_BHNM * logits_BHNM).sum(-1, keepdim=True)
+    return (p_BHNM * centred.square()).sum(-1)

@@ -61,7 +61,7 @@ class Step:
         self.optimizer.step()
         self.count += 1
         if self.refresher is not None:
-            self.refresher(step=self.count)
+            self.refresher.step(self.count)
 
 
 def run(args: argparse.Namespace) -> int:
