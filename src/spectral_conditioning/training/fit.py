@@ -203,6 +203,7 @@ def quiet() -> Iterator[None]:
             ".*does not have many workers.*",
             ".*`isinstance\\(treespec, LeafSpec\\)`.*",
             ".*lr_scheduler.step.*",
+            ".*`srun` command is available.*",
         ):
             warnings.filterwarnings("ignore", message=hint)
         yield
