@@ -99,14 +99,27 @@ FAMILIES: tuple[Family, ...] = (
         ),
     ),
     Family(
-        "transformers BERT, RoBERTa",
+        "transformers BERT, RoBERTa, ALBERT, ELECTRA",
         (
             "transformers.models.bert.modeling_bert.BertSelfAttention",
             "transformers.models.bert.modeling_bert.BertCrossAttention",
             "transformers.models.roberta.modeling_roberta.RobertaSelfAttention",
             "transformers.models.roberta.modeling_roberta.RobertaCrossAttention",
+            "transformers.models.electra.modeling_electra.ElectraSelfAttention",
+            "transformers.models.electra.modeling_electra.ElectraCrossAttention",
+            "transformers.models.albert.modeling_albert.AlbertAttention",
         ),
         (_BERT,),
+    ),
+    Family(
+        "transformers DistilBERT",
+        ("transformers.models.distilbert.modeling_distilbert.DistilBertSelfAttention",),
+        (separate("q_lin", "k_lin", "v_lin", heads="n_heads", scale="scaling"),),
+    ),
+    Family(
+        "transformers ViT",
+        ("transformers.models.vit.modeling_vit.ViTAttention",),
+        (separate("q_proj", "k_proj", "v_proj", heads="num_attention_heads", scale="scaling"),),
     ),
     Family(
         "transformers Nyströmformer",
