@@ -148,6 +148,14 @@ def test_configurations_of_one_experiment_are_told_apart(run: Callable[..., Run]
     ]
 
 
+def test_partner_is_found_by_the_configurations_hash(run: Callable[..., Run]) -> None:
+    """The hash decides, also where the recorded configurations look alike."""
+    runs = [run(0.80, hashes__pair="a"), run(0.90, hashes__pair="b"), run(0.91, lam=10.0, hashes__pair="b")]
+    pairings = pair_runs(runs)
+    assert [pair.difference for pairing in pairings for pair in pairing.pairs] == [pytest.approx(0.01)]
+    assert [each.run.value for pairing in pairings for each in pairing.unpaired] == [0.80]
+
+
 def test_diverged_run_stopped_early_and_is_still_a_pair(run: Callable[..., Run]) -> None:
     pairing = one([run(0.90), run(None, lam=10.0, status="diverged", diverged_at=120, steps=120, samples_seen=99)])
     assert len(pairing.pairs) == 1

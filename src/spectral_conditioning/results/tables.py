@@ -45,12 +45,12 @@ def grid(table: Table) -> Grid:
         "seeds": True,
         metric.label: True,
         "median": True,
-        "each seed": True,
         f"Δ {metric.difference_unit}": True,
         "95 % interval": paired >= statistics.BOOTSTRAP_PAIRS,
         "p t (Holm)": paired >= statistics.T_TEST_PAIRS,
         "p sign-flip (Holm)": paired >= statistics.SIGN_FLIP_PAIRS,
         "seeds needed": table.reference is not None and paired >= statistics.T_TEST_PAIRS and metric.percent,
+        "each seed": True,
         "remarks": any(arm.flags() for arm in table.all_arms),
     }
     columns = [name for name, wanted in shown.items() if wanted]
