@@ -33,10 +33,16 @@ STEPS: dict[str, Conditioning] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line of `spectral bench`."""
     parser.add_argument("model", nargs="?", default="vit_base_patch16_224", help="a timm model (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=None, metavar="N", help="images a step (default: 128 on a GPU, 4 on CPUs)")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds; each gives one ratio (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=None, metavar="N", help="images a step (default: 128 on a GPU, 4 on CPUs)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="rounds; each gives one ratio (default: %(default)s)"
+    )
     parser.add_argument("--device", default=None, metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default=None, help="autocast (default: bfloat16 on a GPU)")
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default=None, help="autocast (default: bfloat16 on a GPU)"
+    )
     parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS), metavar="LABEL",
                         help=f"training steps to time beside the plain one: {', '.join(STEPS)}")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure here")
@@ -77,7 +83,10 @@ def run(args: argparse.Namespace) -> int:
     seed_all(0, "bench")
     images = torch.randn(batch, *size, device=device)
     labels = torch.randint(0, 1000, (batch,), device=device)
-    print(f"{args.model}, batch {batch}, {'bfloat16 autocast' if autocast else 'float32'}, {describe_machine(device)}", flush=True)
+    print(
+        f"{args.model}, batch {batch}, {'bfloat16 autocast' if autocast else 'float32'}, {describe_machine(device)}",
+        flush=True,
+    )
     chosen = {label: STEPS[label] for label in args.only}
     steps, memory = time_steps(model, chosen, images, labels, autocast=autocast, rounds=args.rounds)
     inference = time_inference(model, images, autocast=autocast, rounds=args.rounds)
@@ -99,7 +108,9 @@ def build(name: str, device: torch.device) -> tuple[nn.Module, tuple[int, int, i
 
     if name not in timm.list_models():
         near = closest(name, timm.list_models())
-        raise ConfigError(f"timm has no model {name!r}" + (f"; closest {near!r}" if near else "; see timm.list_models()"))
+        raise ConfigError(
+            f"timm has no model {name!r}" + (f"; closest {near!r}" if near else "; see timm.list_models()")
+        )
     seed_all(0, "init")
     model = timm.create_model(name).to(device).train()
     size: tuple[int, int, int] = timm.data.resolve_model_data_config(model)["input_size"]
@@ -203,5 +214,3 @@ def print_table(
         console.print(
             f"Batch {batch} is small: adding C costs the same at any batch, so its share shrinks as the batch grows."
         )
-
-

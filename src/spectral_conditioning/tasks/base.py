@@ -146,6 +146,10 @@ class Task(abc.ABC):
     def reported(self, config: Any) -> Reported:
         """Return which number the run is known by."""
 
+    def library_call(self, config: Any, data: TaskData) -> dict[str, Any] | None:
+        """Return how to build the plain model without this package, {"function": name, "arguments": {...}}; None if impossible."""
+        return None
+
     def layouts(self, model: nn.Module) -> Mapping[Any, Any] | None:
         """Attention layouts of the task's own modules in `model`, for `condition()`; None where the library knows them all."""
         return None

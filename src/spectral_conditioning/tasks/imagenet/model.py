@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import timm
 from torch import nn
 
@@ -25,18 +27,24 @@ ARCHITECTURE = (
 )
 
 
+def timm_arguments(model: ModelConfig, *, outputs: int) -> dict[str, Any]:
+    """Return the arguments of `timm.create_model` that build the network of these settings."""
+    given = {key: getattr(model, key) for key in ARCHITECTURE if getattr(model, key) is not None}
+    # Some models are built without the argument, so naming the three channels they have anyway would fail.
+    channels = {} if model.in_chans == 3 else {"in_chans": model.in_chans}
+    return {"model_name": model.name, "num_classes": outputs, **channels, **given}
+
+
 def build_classifier(model: ModelConfig, *, outputs: int) -> nn.Module:
     """Return timm's `model.name` with random weights, `outputs` logits and the arguments that are not null.
 
     Raises ConfigError for a name that timm does not know or an argument that this model does not take.
     """
     check_name(model.name)
-    given = {key: getattr(model, key) for key in ARCHITECTURE if getattr(model, key) is not None}
-    shown = ", ".join(f"{key}={value}" for key, value in given.items())
-    # Some models are built without the argument, so naming the three channels they have anyway would fail.
-    channels = {} if model.in_chans == 3 else {"in_chans": model.in_chans}
+    arguments = timm_arguments(model, outputs=outputs)
+    shown = ", ".join(f"{key}={value}" for key, value in arguments.items() if key in ARCHITECTURE)
     try:
-        built: nn.Module = timm.create_model(model.name, pretrained=False, num_classes=outputs, **channels, **given)
+        built: nn.Module = timm.create_model(pretrained=False, **arguments)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(
             f"timm cannot build {model.name!r} with {shown or 'its own settings'}: {error}; "

@@ -8,7 +8,7 @@ from torch import nn
 
 from spectral_conditioning.tasks.base import Reported, Task, TaskData
 from spectral_conditioning.tasks.imagenet.data import load_image_data
-from spectral_conditioning.tasks.imagenet.model import build_classifier
+from spectral_conditioning.tasks.imagenet.model import build_classifier, timm_arguments
 from spectral_conditioning.tasks.imagenet.module import ClassificationModule
 from spectral_conditioning.tasks.imagenet.weights import load_initial_weights
 
@@ -37,6 +37,9 @@ class ImageClassification(Task):
             data=config.data,
             classes=data.outputs,
         )
+
+    def library_call(self, config: Any, data: TaskData) -> dict[str, Any]:
+        return {"function": "timm.create_model", "arguments": timm_arguments(config.task.model, outputs=data.outputs)}
 
     def reported(self, config: Any) -> Reported:
         return Reported(metric="accuracy", split="val", rule="last", mode="max")
