@@ -77,6 +77,11 @@ def must_start_ranks(config: RunConfig) -> bool:
                 f"{machine.nodes}; start one process per device (srun --nodes={machine.nodes} "
                 f"--ntasks-per-node={machine.devices}) or set trainer.devices and trainer.nodes"
             )
+        if started_by_srun() and not started_by_torchrun() and "SLURM_NTASKS_PER_NODE" not in os.environ:
+            raise ConfigError(
+                f"srun was given a number of tasks alone, which may spread them unevenly over nodes; "
+                f"use --ntasks-per-node={machine.devices}"
+            )
         return False
     if machine.nodes > 1:
         raise ConfigError(
