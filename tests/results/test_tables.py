@@ -226,7 +226,8 @@ def test_arms_stand_by_correction_then_lambda(
     (built,) = build_tables(pair_runs([run_from_record(each, source="x") for each in records]), [])
     assert [arm.label for arm in built.all_arms] == [
         "baseline", "identity λ=0.3 (full, qkv)", "identity λ=10 (full, qkv)", "identity λ=10 (full, q)",
-        "identity λ=10 (fused, qkv)", "identity λ=0.1 (full, qkv)", "polar λ=1 (full, qkv)", "svd λ=1 (full, qkv)", "scaled_identity λ=10 (full, qkv)",
+        "identity λ=10 (fused, qkv)", "identity λ=0.1 (full, qkv)", "polar λ=1 (full, qkv)", "svd λ=1 (full, qkv)",
+        "scaled_identity λ=10 (full, qkv)",
         "orthogonal λ=0.5 (full, qkv)",
     ]  # fmt: skip
 
