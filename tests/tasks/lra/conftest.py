@@ -30,12 +30,18 @@ def write_folder(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a folder of random data in the shape of one of the five tasks."""
 
     def write(
-        dataset: str, *, name: str = "folder", samples: tuple[int, int, int] = (12, 6, 5), lengths: tuple[int, int] | None = None
+        dataset: str,
+        *,
+        name: str = "folder",
+        samples: tuple[int, int, int] = (12, 6, 5),
+        lengths: tuple[int, int] | None = None,
     ) -> Path:
         pictures = dataset in ("image", "pathfinder")
         symbols = {"listops": 15}.get(dataset, 256)
         classes = {"listops": 10, "image": 10}.get(dataset, 2)
-        span = lengths or {"listops": (501, 1999), "text": (60, 4000), "retrieval": (60, 4000)}.get(dataset, (1024, 1024))
+        span = lengths or {"listops": (501, 1999), "text": (60, 4000), "retrieval": (60, 4000)}.get(
+            dataset, (1024, 1024)
+        )
         rng = np.random.default_rng(0)
         splits = {
             split: random_split(
@@ -46,7 +52,13 @@ def write_folder(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / name
         folder.mkdir()
         write_store(
-            folder, splits, dataset=dataset, options={"origin": "test"}, classes=classes, symbols=symbols, pads=not pictures
+            folder,
+            splits,
+            dataset=dataset,
+            options={"origin": "test"},
+            classes=classes,
+            symbols=symbols,
+            pads=not pictures,
         )
         return folder
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -50,7 +51,9 @@ def softmax_of(layer: SelfAttention, x_BND: Tensor) -> Tensor:
     return merged(layer, torch.softmax(q @ k.mT / math.sqrt(d), dim=-1) @ v)
 
 
-def transformers_twin(layer: SelfAttention, *, heads: int, tokens: int, landmarks: int, kernel: int | None) -> nn.Module:
+def transformers_twin(
+    layer: SelfAttention, *, heads: int, tokens: int, landmarks: int, kernel: int | None
+) -> nn.Module:
     """Return transformers' module with the layer's weights, projection back left out."""
     modeling = pytest.importorskip("transformers.models.nystromformer.modeling_nystromformer")
     config = pytest.importorskip("transformers").NystromformerConfig(
@@ -72,7 +75,9 @@ def transformers_twin(layer: SelfAttention, *, heads: int, tokens: int, landmark
 
 @pytest.mark.parametrize("kernel", [35, 5, None])
 @pytest.mark.parametrize(("tokens", "landmarks"), [(96, 8), (64, 32), (24, 24)])
-def test_published_mode_equals_transformers_in_value_and_gradient(tokens: int, landmarks: int, kernel: int | None) -> None:
+def test_published_mode_equals_transformers_in_value_and_gradient(
+    tokens: int, landmarks: int, kernel: int | None
+) -> None:
     layer = nystrom(tokens, landmarks, kernel_size=kernel or 0)
     twin = transformers_twin(layer, heads=H, tokens=tokens, landmarks=landmarks, kernel=kernel)
     x_BND = inputs(3, tokens)
@@ -114,7 +119,7 @@ def test_error_against_exact_softmax_shrinks_as_landmarks_grow() -> None:
         layer = exact(128, landmarks, kernel_size=0, iterations=20)
         reference = softmax_of(layer, x_BND)
         errors.append(((layer(x_BND) - reference).norm() / reference.norm()).item())
-    assert all(later < earlier for earlier, later in zip(errors, errors[1:], strict=False)), errors
+    assert all(later < earlier for earlier, later in itertools.pairwise(errors)), errors
     assert errors[-1] < 1e-12
 
 

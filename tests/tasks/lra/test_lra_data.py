@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def settings(folder: Path, dataset: str, **changes: object) -> DataConfig:
 
 def stored(folder: Path, split: str) -> list[np.ndarray]:
     tokens, offsets = np.load(folder / f"{split}.tokens.npy"), np.load(folder / f"{split}.offsets.npy")
-    return [tokens[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [tokens[a:b] for a, b in itertools.pairwise(offsets)]
 
 
 @pytest.mark.parametrize("dataset", ["listops", "text", "image", "pathfinder"])
@@ -53,8 +54,8 @@ def test_text_is_cut_where_the_configuration_says_and_nothing_else_is(write_fold
     folder = write_folder("text")
     data = load_sequences(ModelConfig(), settings(folder, "text", length=100, padded_length=128))
     assert [len(data.train[i][0][0]) for i in range(12)] == [min(100, len(t)) for t in stored(folder, "train")]
+    listops = write_folder("listops", name="l")
     with pytest.raises(DataError, match=r"cutting listops changes its answers; set data\.length="):
-        listops = write_folder("listops", name="l")
         load_sequences(ModelConfig(), settings(listops, "listops", length=1500, padded_length=2048))
 
 
@@ -105,12 +106,21 @@ def test_selecting_on_test_is_an_option_that_says_so(write_folder: Write) -> Non
 def test_validation_and_test_never_meet_and_depend_on_no_seed(write_folder: Write) -> None:
     folder = write_folder("text", lengths=(30, 60))
     first, second = (load_sequences(ModelConfig(), settings(folder, "text")) for _ in range(2))
-    texts = [{sample[0][0].tobytes() for sample in map(part.__getitem__, range(len(part)))} for part in (first.val, first.test)]
+    texts = [
+        {sample[0][0].tobytes() for sample in map(part.__getitem__, range(len(part)))}
+        for part in (first.val, first.test)
+    ]
     assert not texts[0] & texts[1]
     orders = []
     for data, seed in ((first, 0), (second, 1)):
         module = StreamDataModule(
-            train=data.train, val=data.val, test=data.test, batch_size=4, eval_batch_size=4, seed=seed, collate=data.collate
+            train=data.train,
+            val=data.val,
+            test=data.test,
+            batch_size=4,
+            eval_batch_size=4,
+            seed=seed,
+            collate=data.collate,
         )
         orders.append([batch.index.tolist() for batch in module.val_dataloader()])
     assert orders[0] == orders[1]
@@ -167,7 +177,7 @@ def test_a_stand_in_is_written_on_first_use_and_then_kept(tmp_path: Path, monkey
         options = ListopsOptions(train=20, val=10, test=10, min_length=3, max_length=20, max_depth=3, max_args=3)
         return stand_ins.listops.generated(options)
 
-    monkeypatch.setitem(stand_ins.STAND_INS, "listops", tiny)
+    monkeypatch.setitem(stand_ins.RECIPES, "listops", tiny)
     data = settings(tmp_path / "d", "listops", stand_in="listops", length=20, padded_length=32)
     first = load_sequences(ModelConfig(), data)
     stamp = (tmp_path / "d" / "train.tokens.npy").stat().st_mtime_ns

@@ -39,7 +39,8 @@ def test_six_iterations_reach_farther_from_a_start_per_matrix_than_per_batch() -
     batch = torch.cat([K, peaked / peaked.sum(-1, keepdim=True)])
     inverse = torch.linalg.inv(K)
     errors = {
-        start: (pseudo_inverse(batch, iterations=6, start=start)[:3] - inverse).norm().item() for start in ("batch", "matrix")
+        start: (pseudo_inverse(batch, iterations=6, start=start)[:3] - inverse).norm().item()
+        for start in ("batch", "matrix")
     }
     assert errors["matrix"] < 1e-3 * errors["batch"]
 
@@ -65,7 +66,9 @@ def test_gradients_agree_with_finite_differences() -> None:
     landmarks=st.integers(1, 12),
 )
 @settings(max_examples=60, deadline=None)
-def test_segments_share_a_sequence_out_evenly_and_ignore_padding(lengths: list[int], extra: int, landmarks: int) -> None:
+def test_segments_share_a_sequence_out_evenly_and_ignore_padding(
+    lengths: list[int], extra: int, landmarks: int
+) -> None:
     tokens = max(1, *lengths) + extra
     P_BmN = segment_weights(torch.tensor(lengths), tokens, landmarks)
     for P_mN, length in zip(P_BmN, lengths, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -49,7 +50,9 @@ def evaluate(tokens: list[str]) -> tuple[int, int]:
             deepest = max(deepest, len(stack))
         elif token == "]":
             operator, values = stack.pop()
-            compute = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(median(v)), "[SM": lambda v: sum(v) % 10}[operator]
+            compute = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(median(v)), "[SM": lambda v: sum(v) % 10}[
+                operator
+            ]
             stack[-1][1].append(compute(values))
         else:
             stack[-1][1].append(int(token))
@@ -76,11 +79,18 @@ def test_every_label_is_the_value_of_its_expression(options: ListopsOptions) -> 
 def describe(tokens: list[str]) -> dict[str, int]:
     value, depth = evaluate(tokens)
     counts = Counter(tokens)
-    return {"length": len(tokens), "depth": depth, "label": value, **{op: counts[op] for op in ("[MIN", "[MAX", "[MED", "[SM")}}
+    return {
+        "length": len(tokens),
+        "depth": depth,
+        "label": value,
+        **{op: counts[op] for op in ("[MIN", "[MAX", "[MED", "[SM")},
+    }
 
 
 @pytest.mark.parametrize(
-    ("options", "count"), [(ListopsOptions(min_length=500, max_length=2000), 250), (SHORT, 3000)], ids=["benchmark", "short"]
+    ("options", "count"),
+    [(ListopsOptions(min_length=500, max_length=2000), 250), (SHORT, 3000)],
+    ids=["benchmark", "short"],
 )
 def test_distribution_is_that_of_the_plain_generator(options: ListopsOptions, count: int) -> None:
     ours = [describe(t) for t in expressions(generate_chunk(options, 0))[:count]]
@@ -124,7 +134,6 @@ def test_known_trees_never_change() -> None:
     assert [" ".join(t) for t in expressions(part)[:4]] == KNOWN
 
 
-
 def test_trees_are_different_across_all_splits(tmp_path: Path) -> None:
     tight = ListopsOptions(train=300, val=50, test=50, min_length=3, max_length=6, max_depth=2, max_args=2)
     prepare(listops.generated(tight), tmp_path / "d")
@@ -134,7 +143,7 @@ def test_trees_are_different_across_all_splits(tmp_path: Path) -> None:
 
 def sequences(folder: Path, split: str) -> list[np.ndarray]:
     tokens, offsets = np.load(folder / f"{split}.tokens.npy"), np.load(folder / f"{split}.offsets.npy")
-    return [tokens[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [tokens[a:b] for a, b in itertools.pairwise(offsets)]
 
 
 def test_too_few_different_trees_is_an_error(tmp_path: Path) -> None:
@@ -162,7 +171,9 @@ def test_tokens_keep_brackets_and_drop_parentheses() -> None:
         assert SYMBOLS[listops.tokenize(f"[{operator} 1 2 ]".encode())[0]] == f"[{operator}"
 
 
-@pytest.mark.parametrize("text", ["[FIRST 1 2 ]", "[MAX 10 2 ]", "[MAX 1, 2 ]", "[MAX a 2 ]", "[MAX\n 1 2 ]", "MAX 1 2", "[MAX1 2 ]"])
+@pytest.mark.parametrize(
+    "text", ["[FIRST 1 2 ]", "[MAX 10 2 ]", "[MAX 1, 2 ]", "[MAX a 2 ]", "[MAX\n 1 2 ]", "MAX 1 2", "[MAX1 2 ]"]
+)
 def test_unknown_symbols_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not one of the symbols"):
         listops.tokenize(text.encode())
@@ -180,7 +191,9 @@ def parenthesised(tokens: list[str]) -> str:
     return f"( {text} ] )"
 
 
-def write_official(folder: Path, options: ListopsOptions, count: int, *, newline: str = "\r\n") -> dict[str, list[list[str]]]:
+def write_official(
+    folder: Path, options: ListopsOptions, count: int, *, newline: str = "\r\n"
+) -> dict[str, list[list[str]]]:
     folder.mkdir()
     written = {}
     for number, split in enumerate(("train", "val", "test")):

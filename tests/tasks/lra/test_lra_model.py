@@ -97,7 +97,8 @@ def test_pair_head_takes_both_their_product_and_difference() -> None:
     torch.testing.assert_close(model(ids), expected)
     lengths = torch.tensor([[32, 10]] * 3)
     torch.testing.assert_close(
-        model(ids, lengths), model(torch.cat([ids[:, :1], ids[:, 1:].masked_fill(torch.arange(32) >= 10, 0)], 1), lengths)
+        model(ids, lengths),
+        model(torch.cat([ids[:, :1], ids[:, 1:].masked_fill(torch.arange(32) >= 10, 0)], 1), lengths),
     )
 
 

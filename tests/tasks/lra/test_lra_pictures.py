@@ -88,7 +88,10 @@ def test_idx_files_are_read(tmp_path: Path, zipped: bool) -> None:
     rng = np.random.default_rng(0)
     arrays = {}
     for split, count in (("train", 20), ("test", 10)):
-        images, labels = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8), rng.integers(0, 10, count, dtype=np.uint8)
+        images, labels = (
+            rng.integers(0, 256, (count, 28, 28), dtype=np.uint8),
+            rng.integers(0, 10, count, dtype=np.uint8),
+        )
         arrays[split] = (images, labels)
         for name, array in zip(image.IDX_FILES[split], (images, labels), strict=True):
             raw = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()

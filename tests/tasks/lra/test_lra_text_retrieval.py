@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import zipfile
@@ -18,7 +19,7 @@ from spectral_conditioning.tasks.lra.preparation import prepare
 
 def documents(folder: Path, split: str) -> list[bytes]:
     tokens, offsets = np.load(folder / f"{split}.tokens.npy"), np.load(folder / f"{split}.offsets.npy")
-    return [tokens[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [tokens[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
 
 
 def labels(folder: Path, split: str) -> list[int]:
@@ -44,7 +45,9 @@ def test_acl_imdb_bytes_labels_and_a_held_out_twentieth_per_class(tmp_path: Path
     prepare(text.recipe(root, length=300, partial=True), out)
     originals = {
         half: {
-            path.read_bytes()[:300]: int(kind == "pos") for kind in ("pos", "neg") for path in (root / half / kind).glob("*.txt")
+            path.read_bytes()[:300]: int(kind == "pos")
+            for kind in ("pos", "neg")
+            for path in (root / half / kind).glob("*.txt")
         }
         for half in ("train", "test")
     }
@@ -81,8 +84,12 @@ def test_polarity_zip_is_split_by_its_folds(tmp_path: Path) -> None:
             for i in range(0, 1000, 25):
                 archive.writestr(f"movie_reviews/{kind}/cv{i:03d}_12345.txt", f"{kind} {i}")
     prepare(text.recipe(path), tmp_path / "d")
-    assert set(documents(tmp_path / "d", "val")) == {f"{k} {i}".encode() for k in ("pos", "neg") for i in range(800, 900, 25)}
-    assert set(documents(tmp_path / "d", "test")) == {f"{k} {i}".encode() for k in ("pos", "neg") for i in range(900, 1000, 25)}
+    assert set(documents(tmp_path / "d", "val")) == {
+        f"{k} {i}".encode() for k in ("pos", "neg") for i in range(800, 900, 25)
+    }
+    assert set(documents(tmp_path / "d", "test")) == {
+        f"{k} {i}".encode() for k in ("pos", "neg") for i in range(900, 1000, 25)
+    }
     assert len(documents(tmp_path / "d", "train")) == 64
     for split in ("train", "val", "test"):
         pairs = zip(documents(tmp_path / "d", split), labels(tmp_path / "d", split), strict=True)
@@ -128,20 +135,25 @@ def write_aan(root: Path, *, pairs: int = 30) -> dict[str, list[tuple[bytes, byt
 
 
 @pytest.mark.parametrize("block", [1 << 20, 1000, 97])
-def test_aan_pairs_survive_quotes_and_any_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_aan_pairs_survive_quotes_and_any_block_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     written = write_aan(tmp_path / "tsv")
     monkeypatch.setattr(retrieval, "BLOCK", block)
     prepare(retrieval.recipe(tmp_path / "tsv", length=100), tmp_path / "d")
     for split, expected in written.items():
         texts = documents(tmp_path / "d", split)
         pairs = np.load(tmp_path / "d" / f"{split}.pairs.npy")
-        found = [(texts[a], texts[b], label) for (a, b), label in zip(pairs, labels(tmp_path / "d", split), strict=True)]
+        found = [
+            (texts[a], texts[b], label) for (a, b), label in zip(pairs, labels(tmp_path / "d", split), strict=True)
+        ]
         assert found == expected
         assert len(texts) == len(set(texts)) <= 12
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [(b"1.0\ta\tb\tone text\n", "4 columns"), (b"2.0\ta\tb\tx\ty\n", "not 0.0 or 1.0"), (b"yes\ta\tb\tx\ty\n", "yes")]
+    ("line", "message"),
+    [(b"1.0\ta\tb\tone text\n", "4 columns"), (b"2.0\ta\tb\tx\ty\n", "not 0.0 or 1.0"), (b"yes\ta\tb\tx\ty\n", "yes")],
 )
 def test_damaged_aan_line_is_located(tmp_path: Path, line: bytes, message: str) -> None:
     write_aan(tmp_path / "tsv")
@@ -166,7 +178,9 @@ def test_linked_documents_lose_their_numbers(tmp_path: Path) -> None:
     root.mkdir()
     with gzip.open(root / "docs.jsonl.gz", "wt") as file:
         for i in (484, 3107, 8):
-            file.write(json.dumps({"id": i, "title": "t", "text": f"PEP: {i}\nSee PEP 484, :pep:`3107` and PEPs 8."}) + "\n")
+            file.write(
+                json.dumps({"id": i, "title": "t", "text": f"PEP: {i}\nSee PEP 484, :pep:`3107` and PEPs 8."}) + "\n"
+            )
     for split in ("train", "val", "test"):
         (root / f"{split}.tsv").write_text("label\tid1\tid2\n1\t484\t3107\n0\t484\t8\n")
     prepare(retrieval.recipe(root), tmp_path / "d")

@@ -9,6 +9,7 @@ from spectral_conditioning.errors import closest
 from spectral_conditioning.tasks.settings import LoaderConfig, loader_problems
 
 DATASETS = ("listops", "text", "retrieval", "image", "pathfinder")
+STAND_INS = ("listops", "text", "image", "pathfinder")
 CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("nystrom", "softmax"),
     "mode": ("published", "exact"),
@@ -49,7 +50,7 @@ class DataConfig(LoaderConfig):
     """A folder of token arrays, as `spectral prepare NAME` writes it.
 
     dataset: which of the five tasks the folder holds. source: the folder. stand_in: name of a small data set
-    (`stand_ins.STAND_INS`) that is generated, or taken from an installed package, into `source` on first use; null for data that
+    (`stand_ins.RECIPES`) that is generated, or taken from an installed package, into `source` on first use; null for data that
     `spectral prepare` must have written. length: leading tokens of a sequence that are kept. padded_length: positions of the
     model. padding: "fixed" pads every batch to `padded_length`; "longest" to its longest sequence (exact mode only).
     select_on_test: validate, and so choose the checkpoint, on the test set and train on everything else, as the published
@@ -101,6 +102,8 @@ def _model_problems(model: ModelConfig) -> list[str]:
 def _data_problems(data: DataConfig) -> list[str]:
     found = loader_problems(data)
     found += choice_problem("data.dataset", data.dataset, DATASETS)
+    if data.stand_in is not None:
+        found += choice_problem("data.stand_in", data.stand_in, STAND_INS)
     found += choice_problem("data.padding", data.padding, ("fixed", "longest"))
     if not 1 <= data.length <= data.padded_length:
         found.append(

@@ -11,7 +11,7 @@ from spectral_conditioning.tasks.lra import image, listops, pathfinder, retrieva
 from spectral_conditioning.tasks.lra.listops_trees import ListopsOptions
 from spectral_conditioning.tasks.lra.pathfinder_snakes import Scene
 from spectral_conditioning.tasks.lra.preparation import Recipe, prepare, report
-from spectral_conditioning.tasks.lra.stand_ins import STAND_INS, stand_in
+from spectral_conditioning.tasks.lra.stand_ins import RECIPES
 
 NAMES = ("listops", "text", "retrieval", "image", "pathfinder")
 # Options that only some data sets know: argument → data sets.
@@ -85,9 +85,9 @@ def chosen_recipe(name: str, args: argparse.Namespace) -> Recipe:
     if args.input is not None and not args.input.exists():
         raise DataError(f"--input {args.input} does not exist")
     if args.small:
-        if name not in STAND_INS or args.input is not None:
-            raise DataError(f"--small writes a stand-in and takes no --input; there is one for: {', '.join(STAND_INS)}")
-        return stand_in(name)
+        if name not in RECIPES or args.input is not None:
+            raise DataError(f"--small writes a stand-in and takes no --input; there is one for: {', '.join(RECIPES)}")
+        return RECIPES[name]()
     length = args.length or text.LENGTH
     if name == "listops":
         return _listops(args)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spectral_conditioning.errors import ConfigError, closest
 from spectral_conditioning.tasks.lra import image, listops, pathfinder, text
 from spectral_conditioning.tasks.lra.listops_trees import ListopsOptions
 from spectral_conditioning.tasks.lra.pathfinder_snakes import Scene
@@ -17,7 +16,7 @@ from spectral_conditioning.tasks.lra.preparation import Prepared, Recipe, prepar
 SMALL_LISTOPS = ListopsOptions(train=20000, val=1000, test=2000, min_length=15, max_length=64, max_depth=4, max_args=6)
 SMALL_SCENE = Scene(size=16, contour=4, distractors=1, distractor_length=2, seed_distance=3)
 
-STAND_INS: dict[str, Callable[[], Recipe]] = {
+RECIPES: dict[str, Callable[[], Recipe]] = {
     "listops": lambda: listops.generated(SMALL_LISTOPS),
     "text": text.installed_imdb,
     "image": image.digits,
@@ -25,15 +24,6 @@ STAND_INS: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def stand_in(name: str) -> Recipe:
-    """Return the recipe of a small data set; ConfigError for an unknown name."""
-    if name not in STAND_INS:
-        near = closest(name, STAND_INS)
-        hint = f"; closest {near!r}" if near else ""
-        raise ConfigError(f"data.stand_in is {name!r}; allowed: {', '.join(STAND_INS)}{hint}")
-    return STAND_INS[name]()
-
-
 def ensure(name: str, folder: Path) -> Prepared:
     """Write a small data set to `folder`, or verify what is there; runs that start together wait for the first."""
-    return prepare(stand_in(name), folder)
+    return prepare(RECIPES[name](), folder)
