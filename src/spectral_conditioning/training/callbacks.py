@@ -185,6 +185,7 @@ class Record(Callback):
         self._sums: dict[str, Tensor] = {}
         self._count = 0
         self.skipped_steps = 0
+        self._scale = 0.0
         self.latest: dict[str, float] = {}
         self.validated: dict[str, float] = {}
 
@@ -225,12 +226,17 @@ class Record(Callback):
         if not torch.isfinite(torch.tensor(self.latest["loss"])):
             raise Diverged(trainer.global_step)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._scale = scaler.get_scale() if scaler is not None else 0.0
+
     def _count_skipped(self, trainer: Trainer) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is None:
             return
+        # A scaler halves its scale when it skips a step, the first one included.
         scale = scaler.get_scale()
-        self.skipped_steps += int(scale < getattr(self, "_scale", scale))
+        self.skipped_steps += int(scale < self._scale)
         self._scale = scale
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
