@@ -1,6 +1,7 @@
 """Saturation measured on real models, against attention computed by hand."""
 
 import math
+import random
 
 import pytest
 import timm
@@ -74,6 +75,22 @@ def test_torch_attention_is_read_from_its_inputs(batch_first: bool):
     assert layer.self_weight == pytest.approx(float(weights.detach().diagonal(dim1=-2, dim2=-1).mean()), rel=1e-5)
 
 
+def test_separate_torch_projections_take_their_own_biases():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 2, kdim=12, vdim=12, batch_first=True)
+    nn.init.normal_(attention.in_proj_bias, std=3)
+    x, z = torch.randn(3, 5, 16), torch.randn(3, 7, 12)
+    weights = attention(x, z, z, average_attn_weights=False)[1].detach()
+    layer = measure_saturation(attention, lambda: attention(x, z, z)).layers[0]
+    assert layer.entropy == pytest.approx(float(-(weights * weights.log()).sum(-1).mean() / math.log(7)), rel=1e-5)
+    assert layer.self_weight is None
+
+
+def test_normalised_queries_are_exempt():
+    report = measure_saturation(vit(qk_norm=True), lambda: None)
+    assert [layer.exempt for layer in report.layers] == [True, True]
+
+
 def test_channel_attention_is_exempt_and_class_attention_is_not():
     model = timm.create_model("xcit_nano_12_p16_224", img_size=32, num_classes=3, depth=1)
     condition(model, lam=10.0)
@@ -87,10 +104,14 @@ def test_nothing_is_left_behind_and_nothing_drawn():
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     torch.manual_seed(5)
-    expected = torch.rand(3)
+    random.seed(5)
+    expected = torch.rand(3), random.random()
     torch.manual_seed(5)
-    measure_saturation(model, lambda: model(IMAGES))
-    assert torch.equal(torch.rand(3), expected)
+    random.seed(5)
+    measure_saturation(model, lambda: (model(IMAGES), torch.rand(9), random.random()))
+    found = torch.rand(3), random.random()
+    assert torch.equal(found[0], expected[0])
+    assert found[1] == expected[1]
     assert [module.training for module in model.modules()] == modes
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())

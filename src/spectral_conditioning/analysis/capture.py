@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
@@ -24,7 +25,7 @@ from spectral_conditioning.conditioning import Attention
 
 @dataclass
 class AttentionInput:
-    """Inputs of one attention module in one run, for the first entries of the batch; the last call wins.
+    """Inputs of one attention module in one run, for evenly spaced entries of the batch; the last call wins.
 
     `mask` is what a fused attention call added to its logits or was told to hide, broadcastable to (B, H, N, M);
     `logits` are those of an explicit softmax. Both None: the softmax was not seen.
@@ -116,7 +117,16 @@ def _reader(found: AttentionInput, field: str, entries: int) -> Callable[[nn.Mod
 def _tokens(x: Tensor, entries: int) -> Tensor:
     """Return (B, N, D) from (…, N, D); a (B, D) input is one token an entry, as class attention gives its query."""
     x = x[:, None] if x.ndim == 2 else x.reshape(-1, *x.shape[-2:])
-    return x[:entries].detach().clone()
+    return x[spaced(len(x), entries).to(x.device)].detach()
+
+
+def _entries(values_BHNM: Tensor, entries: int) -> Tensor:
+    return values_BHNM[spaced(len(values_BHNM), entries).to(values_BHNM.device)].detach()
+
+
+def spaced(count: int, limit: int | None) -> Tensor:
+    """Return `limit` indices of `count`, evenly spaced from the first to the last (all of them for None)."""
+    return torch.linspace(0, count - 1, count if limit is None else min(count, limit)).round().long()
 
 
 @contextmanager
@@ -145,7 +155,7 @@ class _SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif self._active and name in ("_softmax", "_safe_softmax") and args[0].ndim in (3, 4):
             found = self._active[-1]
             logits = args[0] if args[0].ndim == 4 else args[0].unflatten(0, (-1, found.heads))
-            found.logits = logits[: self._entries].detach().clone()
+            found.logits = _entries(logits, self._entries)
         return func(*args, **kwargs)
 
     def _note_fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,4 +165,4 @@ class _SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = self._active[-1]
         found.causal = bool(given.get("is_causal", False))
         found.logits = None
-        found.mask = None if mask is None else mask[: self._entries].detach().clone() if mask.ndim == 4 else mask
+        found.mask = _entries(mask, self._entries) if mask is not None and mask.ndim == 4 else mask

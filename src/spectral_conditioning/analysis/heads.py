@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_conditioning.analysis.attention_inputs import ChannelHead, SoftmaxHead
-from spectral_conditioning.analysis.capture import AttentionInput
+from spectral_conditioning.analysis.capture import AttentionInput, spaced
 from spectral_conditioning.conditioning import Attention, Projection
 from spectral_conditioning.errors import SpectralError
 
@@ -63,7 +63,7 @@ def bind_head(
     assert captured.keys_BME is not None
     x_ND, z_ME = captured.queries_BND[0].double(), captured.keys_BME[0].double()
     shared = x_ND.shape == z_ME.shape and torch.equal(x_ND, z_ME)
-    rows, columns = _spaced(len(x_ND), max_tokens), _spaced(len(z_ME), max_tokens)
+    rows, columns = spaced(len(x_ND), max_tokens), spaced(len(z_ME), max_tokens)
     fields: dict[str, Any] = {"tokens_ND": x_ND[rows], "rank_tolerance": rank_tolerance}
     for role, projection in attention.projections.items():
         of_head = head * projection.heads // attention.heads
@@ -87,10 +87,16 @@ def unsupported(attention: Attention) -> str | None:
     """Return why a module has no closed-form Jacobian here, or None."""
     if attention.family in OTHER_ATTENTION:
         return OTHER_ATTENTION[attention.family]
+    name = normalises_queries(attention)
+    return f"it normalises queries and keys ({name})" if name else None
+
+
+def normalises_queries(attention: Attention) -> str | None:
+    """Return the name of the layer that normalises queries or keys between projection and logits, or None."""
     for name in ("q_norm", "k_norm"):
         norm = getattr(attention.module, name, None)
         if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
-            return f"it normalises queries and keys ({name})"
+            return name
     return None
 
 
@@ -109,12 +115,6 @@ def projection_bias(attention: Attention, projection: Projection) -> Tensor | No
 
 _WEIGHT = {"q": "q_dD", "k": "k_dE", "v": "v_oE"}
 _BIAS = {"q": "q_bias_d", "k": "k_bias_d", "v": "v_bias_o"}
-
-
-def _spaced(count: int, limit: int | None) -> Tensor:
-    if limit is None or limit >= count:
-        return torch.arange(count)
-    return torch.linspace(0, count - 1, limit).round().long()
 
 
 def _channel_head(attention: Attention, fields: dict[str, Any], head: int, *, tokens: int) -> ChannelHead:

@@ -1,8 +1,9 @@
 """Does attention start as the identity? Entropy, self-weight and logit size of every layer on a real batch.
 
-On layer-normed tokens x (‖x‖² ≈ D, so ‖x_h‖² ≈ d in the slice of one head) a correction λI on W_Q and W_K puts about λ²√d on the diagonal
-logits: 800 for λ = 10 and d = 64. The softmax is then the identity to machine precision and the gradient of W_Q and W_K vanishes,
-although κ(W) and κ(J) look excellent. A low condition number alone does not mean a layer that can learn.
+On layer-normed tokens x (‖x‖² ≈ D, so ‖x_h‖² ≈ d in the slice of one head) a correction λI on W_Q and W_K puts about
+λ²√d on the diagonal logits: 800 for λ = 10 and d = 64. The softmax is then the identity to machine precision and the
+gradient of W_Q and W_K vanishes, although κ(W) and κ(J) look excellent. A low condition number alone does not mean a
+layer that can learn.
 """
 
 # B batch entries (images, windows), N query tokens, M key tokens, H heads, d head width.
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectral_conditioning.conditioning import Attention, Layout, Projection, find_attention
+from spectral_conditioning.analysis.capture import AttentionInput, capture_inputs, spaced
+from spectral_conditioning.analysis.heads import CHANNEL_FAMILIES, normalises_queries, projection_bias
+from spectral_conditioning.conditioning import Attention, Layout, find_attention
 
 # Softmax over channels, or queries and keys of unit norm: the scale of W_Q and W_K cancels.
-EXEMPT = ("timm XCiT (XCA)", "timm DaViT channel", "timm DaViT channel v2", "timm SwinV2")
+EXEMPT = (*CHANNEL_FAMILIES, "timm SwinV2")
 SENSITIVITY_LIMIT = 0.01
 
 
@@ -28,12 +31,13 @@ SENSITIVITY_LIMIT = 0.01
 class LayerSaturation:
     """One attention layer, averaged over batch, heads and query tokens.
 
-    entropy: of an attention row as a fraction of log M, 1 for uniform and 0 for one-hot. self_weight: attention of a token to itself,
-    None where queries and keys are not the same tokens. max_logit: largest |s q·k|, without masks and position biases.
-    sensitivity: variance of the logits under the attention weights over their variance under equal weights. It is 1 for flat
-    attention and 0 when the softmax has become a hard maximum, also among equal tokens (blank patches, padding), which keep
-    entropy up and self-weight down. It scales the gradient that reaches the logits. saturated: sensitivity below 0.01.
-    exempt: the family normalises q and k, so nothing was measured.
+    entropy: of an attention row as a fraction of log M, 1 for uniform and 0 for one-hot. self_weight: attention of a
+    token to itself, None where queries and keys are not the same tokens. max_logit: largest |s q·k|, without masks and
+    position biases. sensitivity: variance of the logits under the attention weights over their variance under equal
+    weights. It is 1 for flat attention and 0 when the softmax has become a hard maximum, also among equal tokens (blank
+    patches, padding), which keep entropy up and self-weight down. It scales the gradient that reaches the logits.
+    saturated: sensitivity below 0.01. exempt: attention over channels, or of
+    normalised queries and keys, so nothing was measured.
     """
 
     name: str
@@ -68,12 +72,15 @@ class SaturationReport:
         if not self.saturated:
             return None
         worst = min((layer for layer in self.layers if layer.saturated), key=lambda layer: layer.sensitivity or 0.0)
-        weight = "" if worst.self_weight is None else f"a token gives {worst.self_weight:.0%} of its attention to itself, "
+        weight = (
+            "" if worst.self_weight is None else f"a token gives {worst.self_weight:.0%} of its attention to itself, "
+        )
         return (
-            f"Saturated attention: {self.saturated} of {self.total} layers start close to the identity, each token looking at itself "
-            f"and at tokens equal to it ({worst.name}: {weight}largest logit {worst.max_logit:.0f}, softmax sensitivity "
-            f"{worst.sensitivity:.0e}, where 1 is flat attention). Tokens hardly exchange information and the gradient of W_Q and W_K "
-            "nearly vanishes, however low the condition number is; training may stall. To try: a smaller conditioning.lam, "
+            f"Saturated attention: {self.saturated} of {self.total} layers start close to the identity, each token looking at "
+            f"itself and at tokens equal to it ({worst.name}: {weight}largest logit {worst.max_logit:.0f}, softmax sensitivity "
+            f"{worst.sensitivity:.0e}, where 1 is flat attention). Tokens hardly exchange information and the gradient of "
+            "W_Q and W_K nearly vanishes, however low the condition number is; training may stall. To try: a smaller "
+            "conditioning.lam, "
             "conditioning=identity_fused or identity_q (λ on Q alone), conditioning=polar, or conditioning=scaled_identity."
         )
 
@@ -94,110 +101,70 @@ def measure_saturation(
 ) -> SaturationReport:
     """Measure every attention layer of `model` (plain or conditioned) during one call of `run`, which runs it on a batch.
 
-    Evaluates under no_grad in eval mode and leaves the model, its modes and all random generators as they were. At most `max_tokens`
-    query tokens of at most `max_entries` batch entries are looked at, evenly spaced. A layer that the run does not reach is left out.
+    Evaluates under no_grad in eval mode and leaves the model, its modes and all random generators as they were. At most
+    `max_tokens` query tokens of at most `max_entries` batch entries are looked at, evenly spaced. A layer that the run
+    does not reach is left out.
 
     Raises ConditioningError as `find_attention` does.
     """
     attentions = find_attention(model, include=include, layouts=layouts)
-    captured: dict[tuple[str, str], Tensor] = {}
-    handles = [
-        handle for attention in attentions if attention.family not in EXEMPT for handle in _hooks(attention, captured)
-    ]
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
-    lam = None
+    captured = capture_inputs(model, attentions, run, entries=max_entries, softmax=False)
+    return SaturationReport(tuple(saturation_of(attentions, captured, max_tokens=max_tokens)), _lam(attentions))
+
+
+def saturation_of(
+    attentions: Sequence[Attention], captured: Mapping[str, AttentionInput], *, max_tokens: int = 256
+) -> list[LayerSaturation]:
+    """Return the saturation of layers from inputs captured before, as `measure_saturation` does."""
     layers = []
     for attention in attentions:
-        lam = lam if lam is not None else _lam(attention)
-        if attention.family in EXEMPT:
-            layers.append(LayerSaturation(attention.name, attention.family, None, None, None, None, saturated=False, exempt=True))
-        elif all((attention.name, role) in captured for role in "qk"):
-            q, k = captured[attention.name, "q"], captured[attention.name, "k"]
-            layers.append(_measure(attention, q, k, max_tokens=max_tokens, max_entries=max_entries))
-    return SaturationReport(tuple(layers), lam)
+        if attention.family in EXEMPT or normalises_queries(attention):
+            layers.append(_exempt(attention))
+        elif captured[attention.name].complete:
+            layers.append(_measure(attention, captured[attention.name], max_tokens))
+    return layers
 
 
-def _lam(attention: Attention) -> float | None:
-    settings = getattr(attention.projections["q"].layer, "conditioning", None)
-    return float(settings().lam) if callable(settings) else None
+def identity_logit(lam: float, head_dim: int) -> float:
+    """Return λ²√d, the logit that λI on W_Q and W_K gives a layer-normed token on its own key (scale 1/√d, W itself left out)."""
+    return lam**2 * math.sqrt(head_dim)
 
 
-def _hooks(attention: Attention, captured: dict[tuple[str, str], Tensor]) -> list[Any]:
-    """Record q and k as (B, N, H, d): from the layers' outputs, or from the module's inputs where it reads the weights itself."""
-    handles: list[Any] = []
-    module = attention.module
-
-    def from_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tokens = [
-            value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.is_floating_point()
-        ]
-        is_torch = isinstance(module, nn.MultiheadAttention)
-        for position, role in enumerate("qk"):
-            x = tokens[position] if is_torch and len(tokens) > position else tokens[0]
-            if is_torch and x.ndim == 3 and not module.batch_first:
-                x = x.transpose(0, 1)
-            projection = attention.projections[role]
-            weight = projection.effective().to(x.dtype)
-            y = x @ weight.T
-            bias = getattr(module, "in_proj_bias", None) if is_torch else getattr(projection.layer, "bias", None)
-            if isinstance(bias, Tensor):
-                y = y + bias[projection.rows.to(bias.device)].to(x.dtype)
-            captured[attention.name, role] = _heads(y, projection)
-
-    handles.append(module.register_forward_pre_hook(from_inputs, with_kwargs=True))
-    for role in "qk":
-        projection = attention.projections[role]
-        if projection.layer is not module:
-            handles.append(
-                projection.layer.register_forward_hook(_from_output(attention.name, role, projection, captured))
-            )
-    return handles
+def _lam(attentions: Sequence[Attention]) -> float | None:
+    for attention in attentions:
+        settings = getattr(attention.projections["q"].layer, "conditioning", None)
+        if callable(settings):
+            return float(settings().lam)
+    return None
 
 
-def _from_output(
-    name: str, role: str, projection: Projection, captured: dict[tuple[str, str], Tensor]
-) -> Callable[[nn.Module, Any, Tensor], None]:
-    convolution = isinstance(projection.layer, nn.Conv1d | nn.Conv2d)
-
-    def hook(_: nn.Module, args: Any, output: Tensor) -> None:
-        y = output.flatten(2).transpose(1, 2) if convolution else output
-        captured[name, role] = _heads(y[..., projection.rows.to(y.device)], projection)
-
-    return hook
+def _exempt(attention: Attention) -> LayerSaturation:
+    return LayerSaturation(attention.name, attention.family, None, None, None, None, saturated=False, exempt=True)
 
 
-def _heads(y: Tensor, projection: Projection) -> Tensor:
-    """Return (B, N, H, d) from (…, N, H·d)."""
-    y = y.reshape(-1, *y.shape[-2:]) if y.ndim != 2 else y[None]
-    return y.unflatten(-1, (projection.heads, projection.head_dim)).detach()
+def _project(attention: Attention, role: str, tokens_BND: Tensor) -> Tensor:
+    """Return W x + b in float32, (B, N, H, d), with the heads of the role."""
+    projection = attention.projections[role]
+    bias = projection_bias(attention, projection)
+    y = torch.nn.functional.linear(
+        tokens_BND.float(), projection.effective().float(), None if bias is None else bias.float()
+    )
+    return y.reshape(*y.shape[:2], projection.heads, projection.head_dim)
 
 
-def _spaced(count: int, limit: int, device: torch.device) -> Tensor:
-    return torch.linspace(0, count - 1, min(count, limit), device=device).round().long()
-
-
-def _measure(
-    attention: Attention, q_BNHd: Tensor, k_BMHd: Tensor, *, max_tokens: int, max_entries: int
-) -> LayerSaturation:
-    entries = _spaced(min(len(q_BNHd), len(k_BMHd)), max_entries, q_BNHd.device)
-    rows = _spaced(q_BNHd.shape[1], max_tokens, q_BNHd.device)
-    q, k = q_BNHd[entries][:, rows].float(), k_BMHd[entries].float()
+def _measure(attention: Attention, captured: AttentionInput, max_tokens: int) -> LayerSaturation:
+    x_BND, z_BME = captured.queries_BND, captured.keys_BME
+    assert x_BND is not None
+    assert z_BME is not None
+    rows = spaced(x_BND.shape[1], max_tokens).to(x_BND.device)
+    q, k = _project(attention, "q", x_BND[:, rows]), _project(attention, "k", z_BME)
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     logits_BHNM = attention.scale * torch.einsum("bnhd,bmhd->bhnm", q, k)
     log_p = torch.log_softmax(logits_BHNM, dim=-1)
     p = log_p.exp()
     sensitivity = float(_variance(logits_BHNM, p).mean() / _variance(logits_BHNM).mean().clamp_min(1e-30))
     entropy = float(-(p * log_p).sum(-1).mean() / math.log(max(2, k.shape[1])))
-    same_tokens = q_BNHd.shape[1] == k_BMHd.shape[1]
+    same_tokens = x_BND.shape[1] == z_BME.shape[1]
     self_weight = float(p.gather(-1, rows.expand(*p.shape[:2], -1)[..., None]).mean()) if same_tokens else None
     return LayerSaturation(
         attention.name,
