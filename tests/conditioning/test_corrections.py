@@ -80,9 +80,7 @@ def test_scaled_identity_keeps_scale_and_condition_number(attention: nn.Module) 
         shifted = weight + 10.0 * torch.eye(D)
         expected = shifted * norm(weight) / (10.0 + norm(weight))
         torch.testing.assert_close(corrected[role], expected, rtol=2e-3, atol=2e-3)
-        torch.testing.assert_close(
-            torch.linalg.cond(corrected[role]), torch.linalg.cond(shifted), rtol=1e-4, atol=0
-        )
+        torch.testing.assert_close(torch.linalg.cond(corrected[role]), torch.linalg.cond(shifted), rtol=1e-4, atol=0)
         assert norm(corrected[role]) <= 1.002 * norm(weight)
 
 

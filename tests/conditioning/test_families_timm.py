@@ -50,9 +50,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[Any], int]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_family(
-    name: str, hand_edited: Callable[..., int], randomised: Callable[..., nn.Module]
-) -> None:
+def test_family(name: str, hand_edited: Callable[..., int], randomised: Callable[..., nn.Module]) -> None:
     arguments, packings, count = MODELS[name]
     plain = randomised(timm.create_model(name, **arguments))
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
@@ -78,9 +76,7 @@ def test_family(
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [item for family in families() for item in family.models.items()]
-)
+@pytest.mark.parametrize(("name", "count"), [item for family in families() for item in family.models.items()])
 def test_full_size_counts(name: str, count: int) -> None:
     """The paper's models, on the meta device: 12 × 3 in a ViT-B, 24 × 3 in a Swin-B, (24 + 2) × 3 in an XCiT-M24, …"""
     with torch.device("meta"):
@@ -105,9 +101,9 @@ def test_weight_readers_are_corrected(randomised: Callable[..., nn.Module]) -> N
     """BEiT and SwinV2 call F.linear(x, self.qkv.weight, …): a correction in the layer's forward would be skipped."""
     for name in ("beit_base_patch16_224", "swinv2_tiny_window8_256"):
         model = randomised(timm.create_model(name, **MODELS[name][0]))
-        calls = []
+        calls: list[Any] = []
         for layer in find_attention(model):
-            layer.module.qkv.register_forward_hook(lambda *_: calls.append(1))
+            layer.module.qkv.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         x = torch.randn(1, 3, 32, 32)
         with torch.no_grad():
             before = model(x)

@@ -24,7 +24,15 @@ SIZES = {
     "pad_token_id": 0,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 50,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 CROSS = {"is_decoder": True, "add_cross_attention": True}
 
 

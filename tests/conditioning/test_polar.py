@@ -95,6 +95,18 @@ def test_zero_and_singular_weights_are_reported_by_name() -> None:
     assert torch.equal(computed.matrices[0][8:16], torch.zeros(8, 8))
 
 
+def test_diverged_weights_give_nan_and_spare_the_others() -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 8, 8)
+    expected = polar(matrices).factors[1:]
+    for value in (math.nan, math.inf):
+        matrices[0, 0, 0] = value
+        result = polar(matrices)
+        assert result.factors[0].isnan().all()
+        assert result.sigma[0].isnan()
+        torch.testing.assert_close(result.factors[1:], expected)
+
+
 @pytest.mark.parametrize("ratio", [*ROUNDS, 0.3, 0.9])
 def test_schedule_carries_the_interval_to_one(ratio: float) -> None:
     x = torch.logspace(math.log10(ratio), 0, 20001, dtype=torch.float64)

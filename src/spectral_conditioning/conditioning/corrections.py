@@ -134,11 +134,12 @@ def _polar(blocks: Tensor, settings: Conditioning, labels: list[str], remarks: l
 
 def _svd(blocks: Tensor, settings: Conditioning, labels: list[str], remarks: list[str]) -> Tensor:
     """C = λ σ U Vᵀ by singular value decomposition."""
-    u, s, vh = torch.linalg.svd(blocks, full_matrices=False)
+    finite = blocks.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    u, s, vh = torch.linalg.svd(torch.where(finite, blocks, torch.zeros_like(blocks)), full_matrices=False)
     for index in torch.nonzero(s[:, 0] == 0).flatten().tolist():
         remarks.append(f"{labels[index]} is a zero matrix: σ_max = 0 and C is zero")
-    correction: Tensor = settings.lam * s[:, :1, None] * (u @ vh)
-    return correction
+    correction = settings.lam * s[:, :1, None] * (u @ vh)
+    return torch.where(finite, correction, torch.full_like(correction, torch.nan))
 
 
 def _orthogonal(blocks: Tensor, settings: Conditioning, labels: list[str], remarks: list[str]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_conditioning.conditioning.inject import conditioned_layers, tied_once
-from spectral_conditioning.conditioning.layers import Conditioned
+from spectral_conditioning.conditioning.mixin import Conditioned
 from spectral_conditioning.errors import ConditioningError
 
 _DECOUPLED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
@@ -78,7 +78,7 @@ def _subtract(weight: Tensor, layer: Conditioned, name: str, rate: Any, skipped:
     """W ← W − rate·C, unless the gradient scaler found infinities and a fused step was skipped."""
     correction: Any = layer.correction(name)
     if hasattr(weight, "device_mesh"):
-        from spectral_conditioning.conditioning.layers import replicated
+        from spectral_conditioning.conditioning.mixin import replicated
 
         correction = replicated(correction, weight)
     if skipped is not None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spectral_conditioning.conditioning.inject import conditioned_layers, make_plain
-from spectral_conditioning.conditioning.layers import Conditioned, conditioned_class
+from spectral_conditioning.conditioning.layers import conditioned_class
+from spectral_conditioning.conditioning.mixin import Conditioned
 from spectral_conditioning.conditioning.state import CORRECTION_SUFFIX
 from spectral_conditioning.conditioning.storage import accumulation_dtype
 from spectral_conditioning.conditioning.targets import FOLDED_MARK

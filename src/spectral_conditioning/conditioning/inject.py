@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from spectral_conditioning.conditioning.corrections import Computed, Source, compute
-from spectral_conditioning.conditioning.layers import Conditioned, conditioned_class
+from spectral_conditioning.conditioning.layers import conditioned_class
 from spectral_conditioning.conditioning.layouts import Attention, find_attention
 from spectral_conditioning.conditioning.loading import guard_loading, unguard_loading
+from spectral_conditioning.conditioning.mixin import Conditioned
 from spectral_conditioning.conditioning.packing import Layout
 from spectral_conditioning.conditioning.report import ProjectionRow, Report
 from spectral_conditioning.conditioning.settings import Conditioning

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectral_conditioning.conditioning.layers import Conditioned, plain_class
+from spectral_conditioning.conditioning.layers import plain_class
+from spectral_conditioning.conditioning.mixin import Conditioned
 from spectral_conditioning.conditioning.packing import Layout, Packed, head_starts
 from spectral_conditioning.conditioning.placement import RoleRows
 from spectral_conditioning.conditioning.storage import as_matrix, qualified_name, raw_tensor

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from spectral_conditioning.conditioning import state
-from spectral_conditioning.conditioning.layers import Conditioned
+from spectral_conditioning.conditioning.mixin import Conditioned
 from spectral_conditioning.errors import ConditioningError
 
 

@@ -38,7 +38,7 @@ Quintic = tuple[float, float, float]
 class Polar:
     """Polar factors (B, n, m) with σ̂ ≥ σ_max (B,), and what had to be done for some of the matrices.
 
-    zero: indices of zero matrices, whose factor and σ̂ are 0.
+    zero: indices of zero matrices, whose factor and σ̂ are 0. A matrix with NaN or infinite entries gives NaN in both.
     completed: {index: number of null directions}, for matrices whose factor had to be completed by SVD.
     """
 
@@ -71,14 +71,14 @@ def polar(matrices: Tensor) -> Polar:
     for step in rest:
         x = _quintic(x, step)
     zero = tuple(torch.nonzero(sigma == 0).flatten().tolist())
-    completed = _finish(x, scaled, zero)
+    completed = _finish(x, scaled, sigma)
     return Polar(x.mT if wide else x, sigma * largest, zero, completed)
 
 
-def _finish(x: Tensor, scaled: Tensor, zero: tuple[int, ...]) -> dict[int, int]:
+def _finish(x: Tensor, scaled: Tensor, sigma: Tensor) -> dict[int, int]:
     """Carry on, in place, with the matrices that the first round left short of orthogonal; complete the rest by SVD."""
     for ratio in ROUNDS[1:]:
-        short = _short(x, zero)
+        short = _short(x, sigma)
         if not short:
             return {}
         part = x[short]
@@ -86,21 +86,21 @@ def _finish(x: Tensor, scaled: Tensor, zero: tuple[int, ...]) -> dict[int, int]:
             part = _quintic(part, step)
         x[short] = part
     completed = {}
-    for index in _short(x, zero):
+    for index in _short(x, sigma):
         u, s, vh = torch.linalg.svd(scaled[index].double(), full_matrices=False)
         x[index] = (u @ vh).to(x.dtype)
         completed[index] = max(1, int((s <= s[0] * torch.finfo(x.dtype).eps).sum()))
     return completed
 
 
-def _short(x: Tensor, zero: tuple[int, ...]) -> list[int]:
-    """Return the indices of matrices whose columns are not orthonormal, zero ones left out."""
+def _short(x: Tensor, sigma: Tensor) -> list[int]:
+    """Return the indices of matrices whose columns are not orthonormal; zero and non-finite ones are beyond help."""
     gram = _gram(x)
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     tolerance = _ORTHOGONALITY_TF32 if _is_tf32(x) else ORTHOGONALITY
-    residual = torch.linalg.matrix_norm(gram)
-    # Written so that NaN counts as short.
-    return [index for index in torch.nonzero(~(residual <= tolerance)).flatten().tolist() if index not in zero]
+    # Written so that an iteration that overflowed counts as short.
+    short = ~(torch.linalg.matrix_norm(gram) <= tolerance) & (sigma > 0) & sigma.isfinite()
+    return [int(index) for index in torch.nonzero(short).flatten().tolist()]
 
 
 def _scaled(matrices: Tensor) -> tuple[Tensor, Tensor]:
