@@ -41,7 +41,7 @@ def test_help_names_every_command_and_every_group(tmp_path: Path):
     text = spectral("--help", cwd=tmp_path).stdout
     assert all(name in text for name in ("train", *COMMANDS))
     text = spectral("train", "--help", cwd=tmp_path).stdout
-    assert all(f"{group.name}:" in text for group in (ROOT / "conf").iterdir() if group.is_dir())
+    assert all(f"\n{group.name}" in text for group in (ROOT / "conf").iterdir() if group.is_dir())
 
 
 def test_importing_the_library_imports_torch_and_nothing_else(tmp_path: Path):

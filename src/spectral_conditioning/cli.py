@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -111,6 +112,10 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    except BrokenPipeError:
+        # The reader (head, less) has left; nothing is wrong, and flushing at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
