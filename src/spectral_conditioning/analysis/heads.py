@@ -137,7 +137,7 @@ def _logit_bias(attention: Attention, captured: AttentionInput, fields: dict[str
     """Return what is added to the logits of the head, (N, M) over all tokens captured; None for nothing."""
     assert captured.queries_BND is not None
     assert captured.keys_BME is not None
-    shape = (captured.queries_BND.shape[1], captured.keys_BME.shape[1])
+    shape, device = (captured.queries_BND.shape[1], captured.keys_BME.shape[1]), captured.queries_BND.device
     if captured.logits is not None and captured.logits.shape[-2:] == shape:
         weights = {key: fields[key] for key in (*_WEIGHT.values(), *_BIAS.values()) if key in fields}
         x_ND, z_ME = captured.queries_BND[0].double(), captured.keys_BME[0].double()
@@ -146,7 +146,7 @@ def _logit_bias(attention: Attention, captured: AttentionInput, fields: dict[str
         rounding = 1e-4 * (1 + float(plain.logits_NM.abs().max()))
         return None if float(bias_NM.abs().max()) < rounding else bias_NM
     if captured.causal:
-        return torch.full(shape, -math.inf, dtype=torch.float64).triu(1)
+        return torch.full(shape, -math.inf, dtype=torch.float64, device=device).triu(1)
     if captured.mask is None:
         return None
     full = captured.mask.expand(
@@ -154,5 +154,5 @@ def _logit_bias(attention: Attention, captured: AttentionInput, fields: dict[str
     )
     bias_NM = full[0, head]
     if bias_NM.dtype == torch.bool:
-        return torch.zeros(shape, dtype=torch.float64).masked_fill(~bias_NM, -math.inf)
+        return torch.zeros(shape, dtype=torch.float64, device=device).masked_fill(~bias_NM, -math.inf)
     return bias_NM.double() if bool(bias_NM.any()) else None

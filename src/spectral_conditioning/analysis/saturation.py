@@ -80,8 +80,8 @@ class SaturationReport:
             f"itself and at tokens equal to it ({worst.name}: {weight}largest logit {worst.max_logit:.0f}, softmax sensitivity "
             f"{worst.sensitivity:.0e}, where 1 is flat attention). Tokens hardly exchange information and the gradient of "
             "W_Q and W_K nearly vanishes, however low the condition number is; training may stall. To try: a smaller "
-            "conditioning.lam, "
-            "conditioning=identity_fused or identity_q (λ on Q alone), conditioning=polar, or conditioning=scaled_identity."
+            "conditioning.lam, conditioning=identity_fused or identity_q (λ on Q alone), conditioning=polar, or "
+            "conditioning=scaled_identity."
         )
 
     def to_dict(self) -> dict[str, Any]:
