@@ -134,10 +134,12 @@ def test_a_run_of_our_own_gives_its_effective_weights(
         condition(model, Conditioning(correction=correction, lam=0.7))  # type: ignore[arg-type]
     effective = {item.name: item.projections["q"].effective() for item in find_attention(model)}
     run = save_run(tmp_path / "run", model, settings=dataclasses.asdict(settings))  # type: ignore[arg-type]
-    started = body(tiny)
-    load_body_weights(started, run)
-    for item in find_attention(started):
-        if item.name.startswith("blocks"):
+    for source in (run, f"{run}/checkpoints/reported.ckpt"):
+        started = body(tiny)
+        load_body_weights(started, source)
+        attentions = [item for item in find_attention(started) if item.name.startswith("blocks")]
+        assert len(attentions) == 4
+        for item in attentions:
             assert torch.equal(item.projections["q"].stored(), effective[item.name])
 
 

@@ -51,7 +51,9 @@ def coco_metrics(truth: Entry, detections: Sequence[Entry]) -> dict[str, float]:
     """
     ordered = sorted(detections, key=lambda item: int(item["image_id"]))
     metrics = {}
-    reference = COCO(truth, use_deepcopy=True, print_function=_silent)
+    # The evaluator writes into the annotations it is given.
+    own = {**truth, "annotations": [dict(item) for item in truth["annotations"]]}
+    reference = COCO(own, print_function=_silent)
     for kind in KINDS:
         found = reference.loadRes([_result(item, kind) for item in ordered])
         evaluator = COCOeval_faster(reference, found, kind, print_function=_silent)

@@ -28,7 +28,7 @@ HEAD = "head."
 def load_body_weights(body: Xcit, source: str) -> None:
     """Load pretrained weights into a plain XCiT, before it is conditioned.
 
-    source: a run folder of the imagenet task, a .pth or .safetensors file, or a name in timm's hub such as
+    source: a run folder of the imagenet task or its reported.ckpt, a .pth or .safetensors file, or a name in timm's hub such as
     `xcit_small_12_p16_384.fb_dist_in1k`. A conditioned run gives its effective weights W + C, so `conditioning.preserve=function`
     keeps the pretrained function and `weight` adds the correction to it. Apart from the classifier every tensor must be there
     with its shape. Raises DataError that lists what is not; then nothing was changed.
@@ -50,8 +50,9 @@ def load_body_weights(body: Xcit, source: str) -> None:
 
 def _read(source: str) -> dict[str, Tensor]:
     path = Path(source).expanduser()
-    if (path / REPORTED).is_file():
-        return run_weights(path)
+    for folder in (path, path.parent.parent):
+        if (folder / REPORTED).is_file() and path in (folder, folder / REPORTED):
+            return run_weights(folder)
     if path.is_file():
         return read_weights(path)
     name = source.removeprefix("timm/")
