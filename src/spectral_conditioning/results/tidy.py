@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from spectral_conditioning.results.arms import series_label
@@ -76,7 +77,7 @@ def _run_line(run: Run) -> dict[str, Any]:
         "lam": run.lam, "seed": run.seed, "status": run.status, "metric": run.metric.name, "mode": run.metric.mode,
         "value": run.value, "value_step": run.value_step, "rule": run.rule, "weights": run.weights, "chance": run.chance,
         "at_chance": run.at_chance, "steps": run.steps, "diverged_at": run.diverged_at, "skipped_steps": run.skipped_steps,
-        "saturated_layers": (run.saturation or {}).get("saturated"), "commit": run.code.get("commit"), "source": run.source,
+        "saturated_layers": (run.saturation or {}).get("saturated"), "commit": run.code.get("commit"), "source": _shown(run.source),
         **{key: run.scale.get(key) for key in ("parameters", "train_samples", "val_samples")},
     }  # fmt: skip
 
@@ -109,3 +110,11 @@ def _csv(columns: list[str], lines: list[dict[str, Any]]) -> str:
 def _cell(value: Any) -> Any:
     """Eight significant digits: more than any metric has, and free of binary noise such as 0.30000000000000004."""
     return f"{value:.8g}" if isinstance(value, float) else value
+
+
+def _shown(source: str) -> str:
+    """Return a folder as seen from the working folder, so that a table says nothing about the machine it was made on."""
+    try:
+        return str(Path(source).relative_to(Path.cwd()))
+    except ValueError:
+        return source
