@@ -49,7 +49,7 @@ def test_lambda_ten_is_well_conditioned_and_saturated(report):
         assert after.saturation.saturated
         assert not before.saturation.saturated
         assert after.heads[0].norms["q"] < 1e-12 < before.heads[0].norms["q"]
-        assert after.gradients["q"] < 1e-12 < before.gradients["q"]
+        assert after.gradients["q"] < 1e-3 * before.gradients["q"]
         assert after.gradients["v"] > 1e-6
     assert conditioned.spectrum("blocks.2.attn", "k").kappa < 1.1
     assert conditioned.spectrum("blocks.2.attn", "k").kappa <= conditioned.weyl["blocks.2.attn"]["k"]
