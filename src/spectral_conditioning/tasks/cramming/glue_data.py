@@ -35,11 +35,13 @@ class Sentences(NamedTuple):
 
 
 def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Take tokens off the end of the longer one, of the second when both are equal, until both fit."""
-    first, second = list(first), list(second)
-    while len(first) + len(second) > room:
-        (first if len(first) > len(second) else second).pop()
-    return first, second
+    """Cut the longer one, then both to halves of `room`, the longer one keeping an odd token (`longest_first` of tokenizers)."""
+    if len(first) + len(second) <= room:
+        return first, second
+    shorter = min(len(first), len(second), room // 2)
+    if len(first) > len(second):
+        return first[: room - shorter], second[:shorter]
+    return first[:shorter], second[: room - shorter]
 
 
 class EncodedExamples(Dataset[tuple[list[int], float, int]]):

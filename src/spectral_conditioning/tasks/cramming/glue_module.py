@@ -54,7 +54,7 @@ class GlueModule(TaskModule):
         losses_B = self.losses(outputs_BC, batch.labels)
         predictions_B = outputs_BC.squeeze(-1) if self.task.regression else outputs_BC.argmax(-1)
         rows = torch.stack([batch.labels, predictions_B, losses_B, batch.parts], dim=1).double()
-        self._seen.append(rows[counted].cpu())
+        self._seen.append(rows[counted].detach().cpu())
 
     def evaluation_metrics(self) -> dict[str, float]:
         rows = self._gathered()

@@ -80,7 +80,9 @@ def prepare_ids(given: str, sources: list[str], output: Path, settings: Settings
     tokenizer = load_tokenizer(published_tokenizer(given, settings.tokenizer))
     words, digest = tokenizer.get_vocab_size(), hashlib.blake2b(tokenizer.to_str().encode(), digest_size=8).hexdigest()
     sizes = [Path(source).stat().st_size if Path(source).exists() else 0 for source in sources]
-    plan = hashlib.blake2b(json.dumps([FORMAT, sources, sizes, digest, settings.length, settings.holdout]).encode(), digest_size=8)
+    plan = hashlib.blake2b(
+        json.dumps([FORMAT, sources, sizes, digest, settings.length, settings.holdout]).encode(), digest_size=8
+    )
     finished = find_finished(output, plan.hexdigest())
     if finished is not None:
         return open_store(finished)
