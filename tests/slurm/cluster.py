@@ -64,7 +64,12 @@ PartitionName=urgent Nodes=n3 MaxTime=INFINITE DefaultTime=10 State=UP PriorityT
 def why_not() -> str | None:
     """Return why no Slurm can be started here, None when it can."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=SEARCH) is None]
-    return f"no Slurm on this machine ({', '.join(absent)} missing): slurm/ci/install.sh" if absent else None
+    packages = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins"
+    return (
+        f"no Slurm on this machine, {', '.join(absent)} missing (Debian: apt-get install {packages})"
+        if absent
+        else None
+    )
 
 
 def wait_for(what: str, condition: Callable[[], object], *, seconds: float, pause: float = 0.1) -> None:

@@ -5,12 +5,15 @@ The slow scenarios are submitted together and run side by side; each test waits 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from .conftest import Lab, assert_same_run
+from .conftest import TINY, Lab, assert_same_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -130,3 +133,21 @@ def test_a_cancelled_job_is_reported(lab: Lab, jobs: dict[str, list[str]]):
     lab.cluster.call("scancel", job)
     lab.wait_until_ended(job)
     assert f"job {job} cancelled" in lab.status("held")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None
+    if importlib.util.find_spec("hydra_plugins")
+    else True,
+    reason="hydra-submitit-launcher is not installed (pip install hydra-submitit-launcher)",
+)
+def test_hydras_submitit_launcher_trains_a_sweep(lab: Lab):
+    words = [*TINY, "seed=0,1", "paths.runs=submitit", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=main"]
+    words += ["hydra.launcher.mem_gb=null", "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=9"]
+    done = subprocess.run(
+        [sys.executable, "-m", "spectral_conditioning.cli", "train", "-m", *words],
+        cwd=lab.folder, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [folder.name[:5] for folder in lab.records("submitit")] == ["seed0", "seed1"]
+    assert_same_run(lab.records("submitit")[0], *lab.records("one"))
