@@ -18,8 +18,8 @@ os.environ.update(
 for name in ("SPECTRAL_RUNS", "SPECTRAL_DATA"):
     os.environ.pop(name, None)
 
-import pytest
-import torch
+import pytest  # noqa: E402  (the variables above must be set before torch is imported)
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -13,9 +13,7 @@ from spectral_conditioning.tasks.streams import StreamDataModule
 
 def test_workers_outlive_a_schedulers_signals_but_not_their_trainer() -> None:
     numbers = TensorDataset(torch.arange(40.0))
-    served = StreamDataModule(
-        train=numbers, val=numbers, test=None, batch_size=4, eval_batch_size=4, seed=0, workers=1
-    )
+    served = StreamDataModule(train=numbers, val=numbers, test=None, batch_size=4, eval_batch_size=4, seed=0, workers=1)
     batches = iter(served.train_dataloader())
     next(batches)
     (worker,) = batches._workers

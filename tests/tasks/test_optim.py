@@ -49,7 +49,9 @@ def test_triangle_starts_at_a_quarter_peaks_at_three_quarters_and_ends_at_zero()
 
 
 def test_multistep_drops_to_a_tenth_at_each_milestone():
-    seen = rates(OptimConfig(lr=1.0, schedule="multistep", milestones=(0.75, 11 / 12), warmup_steps=2, warmup_lr=0.0), 36)
+    seen = rates(
+        OptimConfig(lr=1.0, schedule="multistep", milestones=(0.75, 11 / 12), warmup_steps=2, warmup_lr=0.0), 36
+    )
     assert seen[:4] == [0.0, 0.5, 1.0, 1.0]
     assert (seen[26], seen[27], seen[33]) == pytest.approx((1.0, 0.1, 0.01))
 

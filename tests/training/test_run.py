@@ -15,7 +15,6 @@ from spectral_conditioning.training.record import RunFolder, read_lines
 from spectral_conditioning.training.run import Outcome, run
 from spectral_conditioning.training.schema import RunConfig
 
-
 Train = Callable[..., Outcome]
 Make = Callable[..., RunConfig]
 

@@ -63,7 +63,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.images.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.count += 1
         if self.refresher is not None:

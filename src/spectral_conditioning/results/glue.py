@@ -1,8 +1,8 @@
 """`spectral glue`: the GLUE table of a suite of fine-tuning runs, one column an arm, with the averages that are published.
 
 The published average is over nine numbers, MNLI counting twice (matched and mismatched); the eight-way one leaves out the
-mismatched. Authors report the median of five seeds; a mean beside it shows what one collapsed seed does. Unlike `spectral compare`
-this table keeps collapsed runs: it marks them.
+mismatched. Authors report the median of five seeds; a mean beside it shows what one collapsed seed does. Unlike
+`spectral compare`, this table keeps collapsed runs: it marks them.
 """
 
 from __future__ import annotations

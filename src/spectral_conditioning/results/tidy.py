@@ -77,7 +77,8 @@ def _run_line(run: Run) -> dict[str, Any]:
         "lam": run.lam, "seed": run.seed, "status": run.status, "metric": run.metric.name, "mode": run.metric.mode,
         "value": run.value, "value_step": run.value_step, "rule": run.rule, "weights": run.weights, "chance": run.chance,
         "at_chance": run.at_chance, "steps": run.steps, "diverged_at": run.diverged_at, "skipped_steps": run.skipped_steps,
-        "saturated_layers": (run.saturation or {}).get("saturated"), "commit": run.code.get("commit"), "source": _shown(run.source),
+        "saturated_layers": (run.saturation or {}).get("saturated"), "commit": run.code.get("commit"),
+        "source": _shown(run.source),
         **{key: run.scale.get(key) for key in ("parameters", "train_samples", "val_samples")},
     }  # fmt: skip
 

@@ -147,7 +147,7 @@ class Task(abc.ABC):
         """Return which number the run is known by."""
 
     def library_call(self, config: Any, data: TaskData) -> dict[str, Any] | None:
-        """Return how to build the plain model without this package, {"function": name, "arguments": {...}}; None if impossible."""
+        """Return the call that builds the plain model elsewhere, {"function": name, "arguments": {...}}; None if impossible."""
         return None
 
     def layouts(self, model: nn.Module) -> Mapping[Any, Any] | None:

@@ -92,7 +92,8 @@ def parameter_groups(
 
     Names are those of the stored parameters, which conditioning leaves alone, so both arms get the same groups.
     """
-    decayed, spared = [], []
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -123,7 +124,9 @@ def build_optimizer(
     groups = parameter_groups(
         module, weight_decay=optim.weight_decay, no_decay=no_decay, decay_vectors=optim.decay_vectors
     )
-    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=True)
+    optimizer = torch.optim.AdamW(
+        groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps, fused=True
+    )
     if optim.schedule == "onecycle":
         # Nyströmformer's LRA code relies on the defaults of OneCycleLR, cycled momentum included.
         warmup = (optim.warmup_steps or 0) / total_steps

@@ -31,7 +31,7 @@ class SampleKey(NamedTuple):
     counted: False for the filler that evens out the ranks of an evaluation.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     draw: int
     counted: bool = True
 
@@ -159,7 +159,7 @@ class Batch(NamedTuple):
     """What a step receives: the collated samples, their indices (B,) and whether each counts in a metric (B,)."""
 
     samples: Any
-    index: torch.Tensor
+    index: torch.Tensor  # type: ignore[assignment]
     counted: torch.Tensor
 
 

@@ -127,7 +127,7 @@ class AverageWeights(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TaskModule)
-        self.average = AveragedModel(pl_module.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
+        self.average = AveragedModel(pl_module.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))  # type: ignore[no-untyped-call]
         self.average.requires_grad_(False)
         if self._restored is not None:
             self.average.module.load_state_dict(self._restored["model"])

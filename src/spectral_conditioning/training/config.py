@@ -101,11 +101,12 @@ def typed(tree: DictConfig | Mapping[str, Any]) -> RunConfig:
 
     Raises ConfigError that lists every unknown key and wrong type or, when there are none, every value that does not fit.
     """
-    values = OmegaConf.to_container(tree, resolve=True) if isinstance(tree, DictConfig) else dict(tree)
-    assert isinstance(values, dict)
+    container = OmegaConf.to_container(tree, resolve=True) if isinstance(tree, DictConfig) else dict(tree)
+    assert isinstance(container, dict)
+    values: dict[str, Any] = {str(key): value for key, value in container.items()}
     problems: list[str] = []
     top = {field.name for field in dataclasses.fields(RunConfig)}
-    for key in sorted(set(map(str, values)) - top):
+    for key in sorted(set(values) - top):
         near = closest(key, top)
         problems.append(
             f"unknown key {key!r}" + (f"; closest {near!r}" if near else f"; allowed: {', '.join(sorted(top))}")
@@ -125,7 +126,9 @@ def typed(tree: DictConfig | Mapping[str, Any]) -> RunConfig:
         problems.append(f"name is {name!r}; it must be words of letters, digits, '_', '-', '.' joined by '/'")
     if problems:
         raise ConfigError(problems_message("configuration", problems))
-    config = RunConfig(name=name, seed=seed, task=TaskConfig(name=str(task_name), model=model), data=data, **sections)
+    config = RunConfig(
+        name=str(name), seed=seed, task=TaskConfig(name=str(task_name), model=model), data=data, **sections
+    )
     problems = [*value_problems(config), *module.problems(config)]
     if problems:
         raise ConfigError(problems_message("configuration", problems))

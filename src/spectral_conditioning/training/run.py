@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from spectral_conditioning.analysis.saturation import measure_saturation
 
+from spectral_conditioning.analysis.saturation import measure_saturation
 from spectral_conditioning.errors import RecordError
 from spectral_conditioning.training.fit import fit
 from spectral_conditioning.training.identity import arm_id, arm_label, conditioning, digest, identity, run_folder

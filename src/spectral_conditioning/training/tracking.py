@@ -37,7 +37,8 @@ class WandbSink:
                 "logger.wandb is on but wandb is not installed: pip install 'spectral-conditioning[train]'"
             ) from error
         self.run = wandb.init(
-            mode=mode, dir=str(folder), id=run_id, resume="allow", project=project, entity=entity, group=group, name=name,
+            mode=mode,  # type: ignore[arg-type]
+            dir=str(folder), id=run_id, resume="allow", project=project, entity=entity, group=group, name=name,
             job_type=job_type, tags=tags, config=dict(config), reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),
         )  # fmt: skip
