@@ -132,7 +132,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", SEARCH)
         patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(dispatch.__code__.co_filename).parents[1])]))
+        patch.setenv("PYTHONPATH", str(Path(dispatch.__code__.co_filename).parents[1]), prepend=os.pathsep)
         try:
             cluster.start()
         except (TimeoutError, subprocess.SubprocessError) as error:

@@ -67,6 +67,8 @@ def _explain(overrides: list[str], error: Exception) -> str:
             key = item.key_or_group
             if item in groups or item.is_add() or any(name == key or name.startswith(f"{key}.") for name in known):
                 continue
+            if key.startswith("hydra."):
+                continue  # Values of a launcher are known only where it is installed.
             if key.startswith("hydra/"):
                 problems.append(
                     f"{item.input_line}: not installed (submitit launchers: pip install hydra-submitit-launcher)"
