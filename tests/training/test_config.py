@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from spectral_conditioning.errors import ConfigError
-from spectral_conditioning.training.compose import check_jobs, compose_run, config_directory, expand_sweep
+from spectral_conditioning.training.compose import check_jobs, compose_run, compose_tree, config_directory, expand_sweep
+from spectral_conditioning.training.config import typed
 from spectral_conditioning.training.identity import arm_id, conditioning, pair_digest, run_folder
 from spectral_conditioning.training.schema import RunConfig
 from spectral_conditioning.training.storage import read_config, save_config
@@ -76,17 +78,16 @@ def test_experiment_values_lose_to_the_command_line():
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_named_by_its_file(name: str):
-    extra = ["data.path=somewhere"] if "path" in needs_path(name) else []
-    assert compose_run([f"experiment={name}", *extra]).name == name
-
-
-def needs_path(name: str) -> str:
+def test_an_experiment_is_named_by_its_file_and_lacks_nothing_but_what_only_the_user_has(name: str):
+    tree = compose_tree([f"experiment={name}"])
+    # GLUE's name goes on with the task, which only the command line gives.
+    written = str(OmegaConf.to_container(tree)["name"])
+    assert written.partition("/${")[0] == name
     try:
-        compose_run([f"experiment={name}"])
+        typed(tree)
     except ConfigError as error:
-        return str(error)
-    return ""
+        asked = str(error).splitlines()[1:] or [str(error)]
+        assert all("data.path" in line or "init.weights" in line or "is not set; add" in line for line in asked), asked
 
 
 def test_every_conditioning_choice_composes_and_has_an_arm_of_its_own():

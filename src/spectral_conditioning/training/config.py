@@ -96,13 +96,32 @@ def _fields(schema: type) -> dict[str, str]:
     return {field.name: str(field.type) for field in dataclasses.fields(schema)}
 
 
+def _parent(tree: DictConfig, name: str) -> tuple[Any, str]:
+    """Return the node that holds a dotted name, and the name's last part."""
+    above, _, last = name.rpartition(".")
+    return (OmegaConf.select(tree, above) if above else tree), last
+
+
+def _resolved(tree: DictConfig) -> Mapping[Any, Any]:
+    """Resolve a tree's interpolations; raises ConfigError that names every mandatory value that is missing."""
+    written = OmegaConf.to_container(tree, resolve=False)
+    missing = [key for key in flat_keys(written) if OmegaConf.is_missing(*_parent(tree, key))]
+    if missing:
+        raise ConfigError(problems_message("configuration", [f"{key} is not set; add {key}=…" for key in missing]))
+    try:
+        container = OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"configuration: {' '.join(str(error).split())}") from error
+    assert isinstance(container, dict)
+    return container
+
+
 def typed(tree: DictConfig | Mapping[str, Any]) -> RunConfig:
     """Turn a composed tree into a `RunConfig`.
 
     Raises ConfigError that lists every unknown key and wrong type or, when there are none, every value that does not fit.
     """
-    container = OmegaConf.to_container(tree, resolve=True) if isinstance(tree, DictConfig) else dict(tree)
-    assert isinstance(container, dict)
+    container = _resolved(tree) if isinstance(tree, DictConfig) else tree
     values: dict[str, Any] = {str(key): value for key, value in container.items()}
     problems: list[str] = []
     top = {field.name for field in dataclasses.fields(RunConfig)}
