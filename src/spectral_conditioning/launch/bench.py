@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spectral_conditioning.conditioning import Conditioning, Refresher, condition, fold
 from spectral_conditioning.errors import ConfigError, closest
 from spectral_conditioning.launch.paired_timing import Ratio, paired_ratios
+from spectral_conditioning.launch.run_path_timing import time_run_path
 from spectral_conditioning.randomness import seed_all
 from spectral_conditioning.training.record import machine, versions, write_json
 
@@ -24,7 +25,6 @@ PLAIN = "plain"
 STEPS: dict[str, Conditioning] = {
     "identity λ=10": Conditioning(correction="identity", lam=10.0),
     "polar once": Conditioning(correction="polar", lam=1.0),
-    "polar every 10 steps": Conditioning(correction="polar", lam=1.0, refresh_every=10),
     "polar every step": Conditioning(correction="polar", lam=1.0, refresh_every=1),
     "SVD every step": Conditioning(correction="svd", lam=1.0, refresh_every=1),
 }
@@ -89,14 +89,18 @@ def run(args: argparse.Namespace) -> int:
     )
     chosen = {label: STEPS[label] for label in args.only}
     steps, memory = time_steps(model, chosen, images, labels, autocast=autocast, rounds=args.rounds)
+    shared = shared_refreshes(steps)
     inference = time_inference(model, images, autocast=autocast, rounds=args.rounds)
     counts = count_costs(model, images)
-    print_table(steps, inference, counts, memory, batch=batch)
+    with progress("run path", args.rounds) as advance:
+        path = time_run_path(rounds=args.rounds, progress=advance)
+    print_table(steps, inference, counts, memory, batch=batch, shared=shared, path=path)
     if args.json:
         write_json(args.json, {
             "model": args.model, "batch": batch, "autocast": autocast, "rounds": args.rounds, "machine": machine(),
             "versions": versions(), "training_step": {k: vars(v) for k, v in steps.items()},
-            "inference": {k: vars(v) for k, v in inference.items()}, "counts": counts, "peak_memory_bytes": memory,
+            "derived": shared, "inference": {k: vars(v) for k, v in inference.items()}, "counts": counts,
+            "run_path": vars(path), "peak_memory_bytes": memory,
         })  # fmt: skip
         print(f"Written: {args.json}")
     return 0
@@ -129,19 +133,23 @@ def time_steps(
 ) -> tuple[dict[str, Ratio], dict[str, int]]:
     """Return the ratio of each conditioned training step to the plain one, and peak memory in bytes on a GPU ({} on a CPU).
 
-    Every variant owns a copy of the model. A refresh every n steps is timed by its share: n is 1 or 10, and ten calls make one
-    measurement wherever a variant with n = 10 is among them.
+    Every variant owns a copy of the model.
     """
-    repeat = max([1] + [settings.refresh_every for settings in chosen.values()])
     settings: dict[str, Conditioning | None] = {PLAIN: None, **chosen}
     steps = {name: Step(copy.deepcopy(model), value, images, labels, autocast) for name, value in settings.items()}
     device = images.device
     memory = {name: peak_memory(step, device) for name, step in steps.items()} if device.type == "cuda" else {}
     with progress("training steps", rounds) as advance:
-        ratios = paired_ratios(
-            steps, reference=PLAIN, rounds=rounds, device=device, repeat=repeat, progress=advance, warm_up=2
-        )
+        ratios = paired_ratios(steps, reference=PLAIN, rounds=rounds, device=device, progress=advance, warm_up=2)
     return ratios, memory
+
+
+def shared_refreshes(steps: dict[str, Ratio]) -> dict[str, float]:
+    """Return the ratio of a polar correction refreshed every n steps: each step carries 1/n of a refresh."""
+    if not {"polar once", "polar every step"} <= set(steps):
+        return {}
+    once, always = steps["polar once"].ratio, steps["polar every step"].ratio
+    return {f"polar every {n} steps": once + (always - once) / n for n in (10, 100)}
 
 
 def peak_memory(step: Step, device: torch.device) -> int:
@@ -192,7 +200,14 @@ def progress(text: str, total: int) -> Iterator[Callable[[], object]]:
 
 
 def print_table(
-    steps: dict[str, Ratio], inference: dict[str, Ratio], counts: dict[str, Any], memory: dict[str, int], *, batch: int
+    steps: dict[str, Ratio],
+    inference: dict[str, Ratio],
+    counts: dict[str, Any],
+    memory: dict[str, int],
+    *,
+    batch: int,
+    shared: dict[str, float],
+    path: Ratio,
 ) -> None:
     """Print the ratios and counts."""
     from rich.console import Console
@@ -209,7 +224,13 @@ def print_table(
                 name, f"{ratio.ratio:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}", f"{ratio.seconds:.4f}", *shown
             )
         console.print(table)
-    console.print(json.dumps(counts, indent=1, default=str), markup=False)
+    for name, ratio in shared.items():
+        console.print(f"{name}: {ratio:.3f} (derived from the rows above)")
+    console.print(
+        f"Run path / bare loop: {path.ratio:.3f} ({path.low:.3f} to {path.high:.3f}), "
+        f"a step of imagenet/small, {path.seconds:.4f} s"
+    )
+    console.print("Identity, counted for one image:", json.dumps(counts, indent=1, default=str), markup=False)
     if batch < 32:
         console.print(
             f"Batch {batch} is small: adding C costs the same at any batch, so its share shrinks as the batch grows."
