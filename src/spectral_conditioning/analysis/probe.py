@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from spectral_conditioning.analysis.attention_inputs import ROLES, SoftmaxHead
@@ -43,12 +44,17 @@ GRAM_LIMIT = 13_000
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What to look at. layers, heads: None for all. max_tokens: None for what `GRAM_LIMIT` allows. blocks: J_Q, J_K, J_V too."""
+    """What to look at. layers, heads: None for all. max_tokens: None for what `GRAM_LIMIT` allows. blocks: J_Q, J_K, J_V too.
+
+    control: also take the first layer on layer-normed Gaussian tokens. Patches of a photograph resemble each other, so P X is nearly
+    singular and κ(J) large whatever the weights; the control shows the weights alone.
+    """
 
     layers: int | None = 3
     heads: Sequence[int] | None = (0,)
     max_tokens: int | None = None
     blocks: bool = False
+    control: bool = True
 
 
 def probe(
@@ -131,7 +137,8 @@ def _probe_point(
         for head in (range(attention.heads) if settings.heads is None else settings.heads)
         if head < attention.heads
     ]
-    total = len(jobs) + 2
+    control = picked[0] if settings.control and _is_softmax(picked[0]) else None
+    total = len(jobs) + 2 + (control is not None)
     progress("forward pass, spectra", 0, total)
     captured = capture_inputs(model, attentions, lambda: run(model), entries=8)
     spectra = spectra_of(attentions)
@@ -147,9 +154,35 @@ def _probe_point(
         LayerProbe(a.name, a.family, by_name.get(a.name), gradients.get(a.name, {}), heads[a.name]) for a in picked
     ]
     weyl = _weyl(attentions, chosen)
+    independent = None
+    if control is not None and captured[control.name].complete:
+        progress(f"κ(J) {control.name}, independent tokens", total - 1, total)
+        independent = _control(control, captured[control.name], settings)
     return ProbePoint(
         lam, None if chosen is None else chosen.to_dict(), layers, spectra, saturation, weyl, _logit(attentions, chosen)
     )
+
+
+def _is_softmax(attention: Attention) -> bool:
+    return unsupported(attention) is None and attention.family not in CHANNEL_FAMILIES
+
+
+def _control(attention: Attention, captured: AttentionInput, settings: ProbeSettings) -> LayerProbe:
+    """Probe the first head asked for on independent tokens: standard normal, then layer-normed; masks and position biases stay out."""
+    assert captured.queries_BND is not None
+    assert captured.keys_BME is not None
+    draws = torch.Generator().manual_seed(0)
+    x_BND, z_BME = (
+        torch.nn.functional.layer_norm(torch.randn(1, *given.shape[1:], generator=draws), given.shape[2:]).to(given.device)
+        for given in (captured.queries_BND, captured.keys_BME)
+    )
+    if x_BND.shape == z_BME.shape:
+        z_BME = x_BND
+    given = AttentionInput(attention.heads, x_BND, z_BME)
+    saturation = saturation_of([attention], {attention.name: given})[0]
+    head = 0 if settings.heads is None else min(settings.heads)
+    found = probe_head(attention, given, head, settings)
+    return LayerProbe(attention.name, attention.family, saturation, {}, [found], independent=True)
 
 
 def probe_head(attention: Attention, captured: AttentionInput, head: int, settings: ProbeSettings) -> HeadProbe:

@@ -36,18 +36,40 @@ class HeadProbe:
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """One layer: its heads, its saturation, and ∂loss/∂W norms by role."""
+    """One layer: its heads, its saturation, and ∂loss/∂W norms by role.
+
+    independent: the layer was given layer-normed Gaussian tokens instead of those of the input (no gradients then).
+    """
 
     name: str
     family: str
     saturation: LayerSaturation | None
     gradients: dict[str, float]
     heads: list[HeadProbe]
+    independent: bool = False
+
+    @property
+    def label(self) -> str:
+        """The module's path, and what it was run on where that is not the input."""
+        return f"{self.name}, independent tokens" if self.independent else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "independent": self.independent,
+            "saturation": None if self.saturation is None else asdict(self.saturation),
+            "gradients": self.gradients,
+            "heads": [head.to_dict() for head in self.heads],
+        }
 
 
 @dataclass(frozen=True)
 class ProbePoint:
     """The model at one λ (None: as it was given). Spectra and saturation are of every layer, `layers` of those probed.
+
+    control: the first of them on independent tokens, None where it is not softmax attention or was not asked for.
 
     weyl: {attention: {role: Weyl's bound on κ(W + λI)}}, for the identity correction, of the stacked matrix (placement
     full) or of each head (per_head). expected_logit: λ²√d of the
@@ -61,6 +83,12 @@ class ProbePoint:
     saturation: list[LayerSaturation]
     weyl: dict[str, dict[str, float]]
     expected_logit: float | None
+    control: LayerProbe | None = None
+
+    @property
+    def rows(self) -> list[LayerProbe]:
+        """The probed layers, and the control after them."""
+        return self.layers if self.control is None else [*self.layers, self.control]
 
     @property
     def saturated(self) -> int:
@@ -76,16 +104,8 @@ class ProbePoint:
         return {
             "lam": self.lam,
             "conditioning": self.conditioning,
-            "layers": [
-                {
-                    "name": layer.name,
-                    "family": layer.family,
-                    "saturation": None if layer.saturation is None else asdict(layer.saturation),
-                    "gradients": layer.gradients,
-                    "heads": [head.to_dict() for head in layer.heads],
-                }
-                for layer in self.layers
-            ],
+            "layers": [layer.to_dict() for layer in self.layers],
+            "control": None if self.control is None else self.control.to_dict(),
             "spectra": [spectrum.to_dict() for spectrum in self.spectra],
             "saturation": [asdict(layer) for layer in self.saturation],
             "weyl": self.weyl,

@@ -224,8 +224,8 @@ def print_table(
                 name, f"{ratio.ratio:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}", f"{ratio.seconds:.4f}", *shown
             )
         console.print(table)
-    for name, ratio in shared.items():
-        console.print(f"{name}: {ratio:.3f} (derived from the rows above)")
+    for name, share in shared.items():
+        console.print(f"{name}: {share:.3f} (derived from the rows above)")
     console.print(
         f"Run path / bare loop: {path.ratio:.3f} ({path.low:.3f} to {path.high:.3f}), "
         f"a step of imagenet/small, {path.seconds:.4f} s"
