@@ -44,10 +44,11 @@ GRAM_LIMIT = 13_000
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What to look at. layers, heads: None for all. max_tokens: None for what `GRAM_LIMIT` allows. blocks: J_Q, J_K, J_V too.
+    """What to look at. layers, heads: None for all. max_tokens: None for what `GRAM_LIMIT` allows. blocks: J_Q, J_K, J_V
+    too.
 
-    control: also take the first layer on layer-normed Gaussian tokens. Patches of a photograph resemble each other, so P X is nearly
-    singular and κ(J) large whatever the weights; the control shows the weights alone.
+    control: also take the first layer on layer-normed Gaussian tokens. Patches of a photograph resemble each other, so P
+    X is nearly singular and κ(J) large whatever the weights; the control shows the weights alone.
     """
 
     layers: int | None = 3
@@ -159,7 +160,14 @@ def _probe_point(
         progress(f"κ(J) {control.name}, independent tokens", total - 1, total)
         independent = _control(control, captured[control.name], settings)
     return ProbePoint(
-        lam, None if chosen is None else chosen.to_dict(), layers, spectra, saturation, weyl, _logit(attentions, chosen)
+        lam=lam,
+        conditioning=None if chosen is None else chosen.to_dict(),
+        layers=layers,
+        spectra=spectra,
+        saturation=saturation,
+        weyl=weyl,
+        expected_logit=_logit(attentions, chosen),
+        control=independent,
     )
 
 
@@ -173,7 +181,9 @@ def _control(attention: Attention, captured: AttentionInput, settings: ProbeSett
     assert captured.keys_BME is not None
     draws = torch.Generator().manual_seed(0)
     x_BND, z_BME = (
-        torch.nn.functional.layer_norm(torch.randn(1, *given.shape[1:], generator=draws), given.shape[2:]).to(given.device)
+        torch.nn.functional.layer_norm(torch.randn(1, *given.shape[1:], generator=draws), given.shape[2:]).to(
+            given.device
+        )
         for given in (captured.queries_BND, captured.keys_BME)
     )
     if x_BND.shape == z_BME.shape:
@@ -261,7 +271,7 @@ def _logit(attentions: Sequence[Attention], chosen: Conditioning | None) -> floa
 def _notes(points: Sequence[ProbePoint]) -> list[str]:
     notes: dict[str, None] = {}
     for point in points:
-        for layer in point.layers:
+        for layer in point.rows:
             if "Nystr" in layer.family:
                 notes[
                     f"{layer.name}: κ(J) is of the exact softmax attention that Nyström's approximation stands for"

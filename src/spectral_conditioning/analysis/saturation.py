@@ -24,8 +24,8 @@ from spectral_conditioning.conditioning import Attention, Layout, find_attention
 
 # Softmax over channels, or queries and keys of unit norm: the scale of W_Q and W_K cancels.
 EXEMPT = (*CHANNEL_FAMILIES, "timm SwinV2")
-# Between λ = 1, where the gradient of W_Q is that of the plain model (sensitivity 6e-3 at the least), and λ = 2, where it is down
-# by 1e-5 (2e-3 at the most), on a ViT-Ti and real images.
+# Between λ = 1, where the gradient of W_Q is that of the plain model (sensitivity 6e-3 at the least), and λ = 2, where
+# it is down by 1e-5 (2e-3 at the most), on a ViT-Ti and real images.
 SENSITIVITY_LIMIT = 0.005
 
 
