@@ -1,5 +1,6 @@
 """The command from outside: exit status, one message, nothing left behind."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -76,3 +77,17 @@ def test_an_installed_wheel_finds_its_configuration(tmp_path: Path):
     assert package == str(tmp_path / "site" / "spectral_conditioning")
     assert conf == f"{package}/conf"
     assert name == "imagenet/small"
+
+
+def test_flags_may_stand_between_overrides_and_a_folder_of_ones_own_is_searched(tmp_path: Path):
+    (tmp_path / "own" / "optim").mkdir(parents=True)
+    recipe = (ROOT / "conf" / "optim" / "adamw_cosine.yaml").read_text()
+    (tmp_path / "own" / "optim" / "mine.yaml").write_text(re.sub(r"(?m)^lr:.*$", "lr: 0.0625", recipe))
+    words = ["optim=mine", "--config-dir", "own", "-m", "seed=0,1", "budget={steps: 1, epochs: null, tokens: null}"]
+    small = ["task.model.depth=1", "task.model.embed_dim=16", "task.model.num_heads=1", "trainer.progress=none"]
+    # imagenet/small sets its own rate, so the one of the recipe is given again.
+    ended = spectral("train", *words, *small, "optim.lr=0.0625", "experiment=imagenet/small", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    configs = sorted((tmp_path / "runs").rglob("config.yaml"))
+    assert len(configs) == 2
+    assert all("lr: 0.0625" in path.read_text() for path in configs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -31,13 +32,23 @@ def job(tree: DictConfig) -> None:
         FAILURES.append(str(error))
 
 
+def flags_first(argv: Sequence[str]) -> list[str]:
+    """Return the words with the overrides last: Hydra's parser cannot take overrides on both sides of a flag."""
+    overrides = [word for word in argv if not word.startswith("-") and ("=" in word or word.startswith("~"))]
+    return [word for word in argv if word not in overrides] + overrides
+
+
 def train(argv: Sequence[str]) -> int:
     """Run `spectral train`; returns 1 when a job failed, after the others have run."""
-    arguments = get_args_parser().parse_args(list(argv))
+    argv = flags_first(argv)
+    arguments = get_args_parser().parse_args(argv)
     FAILURES.clear()
     if not (arguments.help or arguments.hydra_help or arguments.cfg or arguments.info):
         jobs = expand_sweep(arguments.overrides) if arguments.multirun else [arguments.overrides]
-        check_jobs(jobs)
+        # Hydra adds the user's own folder to the search path by itself; the check has to be told.
+        folder = arguments.config_dir
+        extra = [f"hydra.searchpath=['file://{Path(folder).absolute()}']"] if folder else []
+        check_jobs([[*job, *extra] for job in jobs])
         check_launcher(jobs)
     entry = hydra.main(config_path=str(config_directory()), config_name=ROOT, version_base="1.3")(job)
     saved, sys.argv = sys.argv, ["spectral train", *argv]
