@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             f"folding changes the outputs by {difference:.1e} of their size, more than {TOLERANCE:.0e}; nothing was written"
         )
     out = args.out or args.run / "export"
-    call = load_task(config.task.name).library_call(config, prepared.data)
+    call = load_task(config.task.name).plain_call(config, prepared.data)
     write_export(out, model, record, call, layers=layers, difference=difference)
     print(
         f"Written: {out}/model.safetensors ({layers} layers folded, outputs differ by {difference:.0e} of their size)"

@@ -146,7 +146,7 @@ class Task(abc.ABC):
     def reported(self, config: Any) -> Reported:
         """Return which number the run is known by."""
 
-    def library_call(self, config: Any, data: TaskData) -> dict[str, Any] | None:
+    def plain_call(self, config: Any, data: TaskData) -> dict[str, Any] | None:
         """Return the call that builds the plain model elsewhere, {"function": name, "arguments": {...}}; None if impossible."""
         return None
 

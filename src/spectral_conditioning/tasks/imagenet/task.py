@@ -38,7 +38,7 @@ class ImageClassification(Task):
             classes=data.outputs,
         )
 
-    def library_call(self, config: Any, data: TaskData) -> dict[str, Any]:
+    def plain_call(self, config: Any, data: TaskData) -> dict[str, Any]:
         return {"function": "timm.create_model", "arguments": timm_arguments(config.task.model, outputs=data.outputs)}
 
     def reported(self, config: Any) -> Reported:
