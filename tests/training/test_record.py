@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from spectral_conditioning.errors import RecordError
-from spectral_conditioning.training.record import (
-    MetricsFile,
-    RunFolder,
-    hash_tensors,
-    read_lines,
-    write_atomically,
-    write_json,
-)
+from spectral_conditioning.files import write_atomically
+from spectral_conditioning.training.record import MetricsFile, RunFolder, hash_tensors, read_lines, write_json
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path: Path):

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from spectral_conditioning.conditioning import conditioned_layers, fold
 from spectral_conditioning.errors import RecordError
+from spectral_conditioning.files import write_atomically
 from spectral_conditioning.tasks.registry import load_task
 from spectral_conditioning.training.prepare import prepare
-from spectral_conditioning.training.record import RunFolder, write_atomically, write_json
+from spectral_conditioning.training.record import RunFolder, write_json
 from spectral_conditioning.training.resume import load_checkpoint
 from spectral_conditioning.training.selection import REPORTED
 from spectral_conditioning.training.storage import read_config

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spectral_conditioning.errors import ConfigError, SpectralError
+from spectral_conditioning.files import write_atomically
 from spectral_conditioning.launch import slurm
 from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.scripts import array_script, train_script
@@ -19,7 +20,7 @@ from spectral_conditioning.launch.site import Site, read_site, value_from_text
 from spectral_conditioning.launch.status import State, all_states, summary
 from spectral_conditioning.launch.study import config_name, expand, label, read_study, split_words
 from spectral_conditioning.launch.submission import Job, StudyFolder
-from spectral_conditioning.training.record import source_digest, write_atomically
+from spectral_conditioning.training.record import source_digest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from spectral_conditioning.errors import RecordError
+from spectral_conditioning.files import write_atomically
 
 SCHEMA = 1
 PACKAGES = ("spectral-conditioning", "torch", "lightning", "hydra-core", "timm", "transformers", "numpy")
@@ -42,23 +43,6 @@ def write_json(path: Path, values: Any) -> None:
     """Write a JSON file that is either whole or not there."""
     text = json.dumps(plain(values), indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, text.encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write bytes to a neighbour of `path`, flush them to the disk and rename.
-
-    Raises RecordError, with nothing left behind, when the folder cannot be written or the disk is full.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RecordError(f"cannot write {path}: {error.strerror}") from error
 
 
 class RunFolder:

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from spectral_conditioning.errors import RecordError
+from spectral_conditioning.files import write_atomically
 from spectral_conditioning.tasks.base import Reported, TaskModule
-from spectral_conditioning.training.record import write_atomically
 from spectral_conditioning.training.resume import load_checkpoint
 
 REPORTED = "reported.ckpt"

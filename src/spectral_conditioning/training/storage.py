@@ -10,8 +10,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from spectral_conditioning.errors import ConfigError
+from spectral_conditioning.files import write_atomically
 from spectral_conditioning.training.config import typed
-from spectral_conditioning.training.record import write_atomically
 from spectral_conditioning.training.schema import RunConfig
 
 

@@ -104,8 +104,7 @@ def test_full_disk_is_one_error_and_loses_nothing(
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(DataError, match=f"{failing}: No space left on device"):
         prepare(recipe(), tmp_path / "d")
-    assert not list((tmp_path / "d").glob("*.tmp*"))
-    assert not list((tmp_path / "d").glob(".*.tmp"))
+    assert not list((tmp_path / "d").rglob("*.partial"))
     monkeypatch.undo()
     made.clear()
     prepare(recipe(), tmp_path / "d")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from spectral_conditioning.errors import DataError
+from spectral_conditioning.files import write_atomically
 
 FORMAT = "spectral-conditioning/tokens/1"
 META, TOKENIZER = "meta.json", "tokenizer.json"
@@ -26,9 +27,7 @@ TOKEN = np.dtype("<u2")
 
 def write_json(path: Path, values: Any) -> None:
     """Write a JSON file that is either whole or not there."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(values, indent=1))
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(values, indent=1).encode(), error=DataError)
 
 
 class ShardWriter:

@@ -29,6 +29,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spectral_conditioning.errors import DataError
+from spectral_conditioning.files import atomic_file
 from spectral_conditioning.tasks.lra.token_store import (
     SPLITS,
     Ragged,
@@ -123,18 +124,11 @@ def _read_part(path: Path) -> Ragged | None:
 
 
 def _write_part(path: Path, part: Ragged) -> None:
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.npz")
     arrays = {"tokens": part.tokens, "lengths": part.lengths, "labels": part.labels}
     if part.pairs is not None:
         arrays["pairs"] = part.pairs
-    try:
-        np.savez(temporary, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(
-            f"cannot write {path}: {error.strerror or error}; free some space and start again, finished parts are kept"
-        ) from error
+    with atomic_file(path, error=DataError, advice="free some space and start again, finished parts are kept") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _stored_part(make: Callable[[Any], Ragged], job: Any, path: Path) -> None:

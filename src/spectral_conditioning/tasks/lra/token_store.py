@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectral_conditioning.errors import DataError
+from spectral_conditioning.files import atomic_file, write_atomically
 
 SCHEMA = 1
 SPLITS = ("train", "val", "test")
@@ -67,32 +67,10 @@ class Ragged:
         return Ragged(self.tokens[starts + np.arange(len(starts))], lengths, self.labels[index])
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file under a name of its own and move it into place; a full disk leaves the old file and one clear error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror}; free some space and run it again") from error
-
-
 def write_array(path: Path, array: NDArray[Any]) -> None:
-    """Write one .npy file atomically, streaming the array."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            np.save(file, np.ascontiguousarray(array))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror or error}; free some space and run it again") from error
+    """Write one .npy file, whole or not at all, streaming the array."""
+    with atomic_file(path, error=DataError) as file:
+        np.save(file, np.ascontiguousarray(array))
 
 
 def sha256(path: Path) -> str:
@@ -151,7 +129,8 @@ def write_store(
         "splits": summary,
         "files": files,
     }
-    write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    write_atomically(folder / MANIFEST, text.encode(), error=DataError)
     return manifest
 
 
