@@ -11,6 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 from spectral_conditioning import (
     Conditioning,
@@ -100,7 +105,18 @@ def worker(rank: int, folder: str) -> None:
             effective = whole(layer.effective_weight("in_proj_weight")).detach()
             difference = effective - single.encoder.layers[0].self_attn.effective_weight("in_proj_weight")
             found[f"{name} {wrapper} effective"] = float(difference.abs().max())
-    found["sharded read"] = refusal(lambda: inner.encoder.layers[0].self_attn.in_proj_weight)
+    full = StateDictOptions(full_state_dict=True)
+    saved = get_model_state_dict(inner, options=full)
+    set_model_state_dict(inner, saved, options=full)
+    found["checkpoint keys"] = sorted(saved)
+    found["other checkpoint"] = refusal(
+        lambda: set_model_state_dict(inner, built(SETTINGS["identity"]).state_dict(), options=full)
+    )
+    attention = inner.encoder.layers[0].self_attn
+    read = whole(attention.in_proj_weight.detach()) - whole(attention.trained_weight("in_proj_weight").detach())
+    found["sharded read"] = float((read - attention.correction("in_proj_weight")).abs().max())
+    attention._parameters["in_proj_weight"] = attention.trained_weight("in_proj_weight") * 1.0
+    found["computed parameter"] = refusal(lambda: attention.effective_weight("in_proj_weight"))
     found["condition sharded"] = refusal(lambda: condition(wrapped(Net(), "fully_shard"), lam=1.0))
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -120,9 +136,11 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         differences = {key: value for key, value in found.items() if isinstance(value, float)}
-        assert len(differences) == 8
+        assert len(differences) == 9
         assert max(differences.values()) < 1e-9, differences
-        assert "sharded (a DTensor) outside of its forward pass" in found["sharded read"]
+        assert found["checkpoint keys"] == sorted(built(SETTINGS["polar"]).state_dict())
+        assert "checkpoint refused" in found["other checkpoint"]
+        assert "took W + C for the parameter W" in found["computed parameter"]
         assert "condition before fully_shard" in found["condition sharded"]
 
 

@@ -143,7 +143,16 @@ def test_in_place_on_the_model_that_is_passed(vit: nn.Module) -> None:
     assert len(conditioned_layers(vit)) == 2
 
 
-@pytest.mark.parametrize("edit", [nn.init.zeros_, nn.init.xavier_uniform_, lambda w: w.detach().mul_(2)])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        nn.init.zeros_,
+        nn.init.xavier_uniform_,
+        lambda weight: weight.detach().mul_(2),
+        lambda weight: weight.data.normal_(),
+        lambda weight: weight.data.copy_(torch.zeros(96, 32)),
+    ],
+)
 def test_lost_in_place_edit_is_caught(vit: nn.Module, images: Tensor, edit: Any) -> None:
     condition(vit, lam=1.0)
     edit(vit.blocks[0].attn.qkv.weight)

@@ -71,6 +71,11 @@ class Conditioned:
                 "wrapper (FSDP1) flattened it. Use torch.distributed.fsdp.fully_shard (FSDP2)."
             )
         if hasattr(weight, "device_mesh"):
+            if weight.grad_fn is not None:
+                raise ConditioningError(
+                    f"{self.name_of(name)}: fully_shard of this torch version took W + C for the parameter W and would correct "
+                    "it twice. Use a torch version this package was tested with."
+                )
             correction = replicated(correction, weight)
         elif correction.device != weight.device:
             correction = self._moved(name, weight)
@@ -164,22 +169,12 @@ class Conditioned:
     def _read(self, name: str) -> Tensor:
         """Serve the property."""
         weight = self._parameters.get(name)
-        if weight is not None and hasattr(weight, "device_mesh"):
-            return self._read_sharded(name, weight)
+        if weight is not None and hasattr(weight, "device_mesh") and guard.is_fully_shard_calling():
+            return weight
         total = self.effective_weight(name)
         if guard.is_active() and isinstance(total, Tensor) and not isinstance(total, nn.Parameter):
             guard.watch(f"{self.name_of(name)}", total)
         return total
-
-    def _read_sharded(self, name: str, weight: Tensor) -> Tensor:
-        """Give fully_shard, which looks up its parameter by name, W itself; for everyone else a sharded sum is an error."""
-        if name not in self.plans() or guard.is_fully_shard_calling():
-            return weight
-        raise ConditioningError(
-            f"{self.name_of(name)} is sharded (a DTensor) outside of its forward pass. Use effective_weight() for W + C or "
-            "trained_weight() for W. Modules that read the weight themselves (BEiT, SwinV2, nn.MultiheadAttention) cannot run "
-            "under tensor parallelism."
-        )
 
     def _assign(self, name: str, value: Any) -> None:
         """Serve assignment of a plain tensor: only replicas (nn.DataParallel) hold W outside the parameters."""
