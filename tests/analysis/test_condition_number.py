@@ -96,3 +96,22 @@ def test_says_lower_bound_when_rounding_hides_the_smallest_value(method, random_
     assert found.kappa > 1e11
     if method == "all eigenvectors":
         assert found.numerical_rank < found.rank
+
+
+@pytest.mark.parametrize("size", [1e-60, 1e-130])
+def test_a_jacobian_of_any_size_has_its_condition_number(random_head, size, method):
+    """J_V does not depend on W_V, but tokens scaled by `size` with weights of one over it scale J."""
+    head = random_head(tokens=5, width=8, head=4)
+    small = replace(head, tokens_ND=head.tokens_ND * size, q_dD=head.q_dD / size, k_dE=head.k_dE / size)
+    expected = condition_number(SoftmaxJacobian(head), ("v",))
+    found = condition_number(SoftmaxJacobian(small), ("v",))
+    assert found.sigma_max == pytest.approx(size * expected.sigma_max, rel=1e-6)
+    assert found.kappa == pytest.approx(expected.kappa, rel=1e-6)
+
+
+def test_a_jacobian_that_vanished_says_so(random_head, method):
+    eye_dD = torch.eye(4, 8, dtype=torch.float64)
+    head = random_head(tokens=5, width=8, head=4, norm="layer")
+    head = replace(head, q_dD=1e4 * eye_dD, k_dE=1e4 * eye_dD)
+    found = condition_number(SoftmaxJacobian(head), ("q",))
+    assert (found.text, found.numerical_rank, found.exact) == ("J = 0", 0, False)

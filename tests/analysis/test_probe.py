@@ -58,6 +58,18 @@ def test_lambda_ten_is_well_conditioned_and_saturated(report):
     assert plain.weyl == {}
 
 
+def test_the_control_runs_the_same_weights_on_independent_tokens():
+    """There λ = 10 gives the small κ(J) of the theory, and a Jacobian of W_Q that vanishes."""
+    wide = vit(embed_dim=256, num_heads=2, depth=1)
+    report = probe(wide, lambda model: model(IMAGE), lams=[0, 10], settings=ProbeSettings(max_tokens=8))
+    plain, conditioned = (point.control for point in report.points)
+    assert (plain.name, plain.independent, plain.gradients) == ("blocks.0.attn", True, {})
+    assert conditioned.heads[0].jacobian.kappa < 10 < plain.heads[0].jacobian.kappa
+    assert conditioned.heads[0].norms["q"] < 1e-20
+    assert (plain.saturation.saturated, conditioned.saturation.saturated) == (False, True)
+    assert conditioned.saturation.self_weight > 0.99
+
+
 def test_a_head_is_what_the_functions_say(report):
     model = vit()
     condition(model, lam=10)
@@ -91,7 +103,7 @@ def test_the_model_is_left_alone_and_progress_reaches_the_end():
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert type(model.blocks[0].attn.qkv) is nn.Linear
-    assert seen == [(0, 6), (1, 6), (2, 6), (3, 6), (4, 6), (5, 6)]
+    assert seen == [(done, 8) for done in range(8)]
 
 
 def test_a_conditioned_model_as_it_is_and_at_another_lambda():

@@ -27,6 +27,8 @@ from spectral_conditioning.analysis.krylov import largest_eigenvalue
 _DENSE_SIZE = 1024
 # An estimated relative error of σ_min² above this leaves κ as a lower bound.
 _CONVERGED = 1e-2
+# A Jacobian whose largest row is shorter than this has no Gram matrix in float64.
+_VANISHED = 1e-145
 
 
 class AttentionJacobian(Protocol):
@@ -70,6 +72,8 @@ class JacobianCondition:
     @property
     def text(self) -> str:
         """κ in three digits, "> " before a lower bound."""
+        if self.sigma_max == 0:
+            return "J = 0"
         return f"{'' if self.exact else '> '}{self.kappa:.3g}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,27 +91,22 @@ def condition_number(jacobian: AttentionJacobian, roles: Sequence[str] = ROLES) 
     side = _Side(jacobian, tuple(roles))
     rank = min(side.size, jacobian.generic_rank(roles))
     gram = jacobian.gram(roles)
+    side.unit = math.sqrt(float(gram.diagonal().max()))
     numerical_rank: int | None
-    if side.size <= _DENSE_SIZE:
-        sigma, residual = _all_values(gram, side), 0.0
-        sigma_max, sigma_min = float(sigma[0]), float(sigma[rank - 1])
-        threshold = side.resolution * sigma_max
-        numerical_rank = int((sigma > threshold).sum())
+    if side.unit < _VANISHED:
+        sigma_max, sigma_min, residual, numerical_rank = 0.0, 0.0, 0.0, 0
     else:
-        null = _known_null_space(jacobian, side, rank)
-        sigma_max = largest_eigenvalue(lambda u: side.back(side.across(u)), size=side.size, like=gram).value
-        sigma_max = math.sqrt(sigma_max)
-        sigma_min, residual = _smallest(gram, side, null, sigma_max)
-        threshold = side.resolution * sigma_max
-        numerical_rank = rank if sigma_min > threshold else None
+        gram /= side.unit**2
+        sigma_max, sigma_min, residual, numerical_rank = _extremes(gram, side, rank)
+    threshold = side.resolution * sigma_max
     return JacobianCondition(
-        kappa=sigma_max / max(sigma_min, threshold) if sigma_max > 0 else float("inf"),
+        kappa=sigma_max / max(sigma_min, threshold) if sigma_max > 0 else math.inf,
         exact=sigma_min > threshold and residual < _CONVERGED,
-        sigma_max=sigma_max,
-        sigma_min=sigma_min,
+        sigma_max=sigma_max * side.unit,
+        sigma_min=sigma_min * side.unit,
         rank=rank,
         numerical_rank=numerical_rank,
-        threshold=threshold,
+        threshold=threshold * side.unit,
         side="rows" if side.by_rows else "columns",
         size=side.size,
         residual=residual,
@@ -125,10 +124,14 @@ def spectral_norm(jacobian: AttentionJacobian, roles: Sequence[str] = ROLES) -> 
 
 
 class _Side:
-    """The smaller side of J: vectors of outputs when J has fewer rows than columns, else vectors of weights."""
+    """The smaller side of J: vectors of outputs when J has fewer rows than columns, else vectors of weights.
+
+    `unit` divides J, so that a Jacobian of size 1e-80, as saturated attention has, leaves no denormal numbers in its
+    Gram matrix.
+    """
 
     def __init__(self, jacobian: AttentionJacobian, roles: Sequence[str]) -> None:
-        self._jacobian, self.roles = jacobian, roles
+        self.jacobian, self.roles, self.unit = jacobian, roles, 1.0
         self.by_rows = jacobian.rows <= jacobian.columns(roles)
         self.size = min(jacobian.rows, jacobian.columns(roles))
         longest = max(jacobian.rows, jacobian.columns(roles))
@@ -136,18 +139,32 @@ class _Side:
 
     def across(self, block: Tensor) -> Tensor:
         """To the larger side: Jᵀ from outputs, J from weights."""
-        return self._jacobian.adjoint(block, self.roles) if self.by_rows else self._jacobian.forward(block, self.roles)
+        apply = self.jacobian.adjoint if self.by_rows else self.jacobian.forward
+        return apply(block, self.roles) / self.unit
 
     def back(self, block: Tensor) -> Tensor:
         """From the larger side."""
-        return self._jacobian.forward(block, self.roles) if self.by_rows else self._jacobian.adjoint(block, self.roles)
+        apply = self.jacobian.forward if self.by_rows else self.jacobian.adjoint
+        return apply(block, self.roles) / self.unit
 
 
-def _known_null_space(jacobian: AttentionJacobian, side: _Side, rank: int) -> Tensor | None:
+def _extremes(gram: Tensor, side: _Side, rank: int) -> tuple[float, float, float, int | None]:
+    """Return σ_max, σ number `rank`, its relative error and the numerical rank, in units of `side.unit`. May overwrite `gram`."""
+    if side.size <= _DENSE_SIZE:
+        sigma = _all_values(gram, side)
+        return float(sigma[0]), float(sigma[rank - 1]), 0.0, int((sigma > side.resolution * sigma[0]).sum())
+    null = _known_null_space(side, rank)
+    largest = largest_eigenvalue(lambda u: side.back(side.across(u)), size=side.size, like=gram)
+    sigma_max = math.sqrt(largest.value)
+    sigma_min, residual = _smallest(gram, side, null, sigma_max)
+    return sigma_max, sigma_min, residual, rank if sigma_min > side.resolution * sigma_max else None
+
+
+def _known_null_space(side: _Side, rank: int) -> Tensor | None:
     missing = side.size - rank
     if missing == 0:
         return None
-    null = None if side.by_rows else jacobian.null_basis(side.roles)
+    null = None if side.by_rows else side.jacobian.null_basis(side.roles)
     if null is None or null.shape[1] != missing:
         raise ValueError(
             f"{missing} of {side.size} directions of this Jacobian ({', '.join(side.roles)}) are null and not known in "

@@ -120,9 +120,8 @@ class SoftmaxJacobian:
         """
         tokens, out = self.a_No.shape
         head = self.q_Nd.shape[1]
-        seen_N = (
-            (self.p_NM > 0).sum(dim=1) if self.head.bias_NM is None else torch.isfinite(self.head.bias_NM).sum(dim=1)
-        )
+        bias_NM = self.head.bias_NM
+        seen_N = torch.isfinite(torch.zeros_like(self.p_NM) if bias_NM is None else bias_NM).sum(dim=1)
         curved = int(torch.clamp(seen_N - 1, max=min(out, head)).sum())
         centred = self.k_space.rank - (self.k_space.constant_r is not None)
         if tuple(roles) == ("q",):

@@ -176,7 +176,7 @@ def _is_softmax(attention: Attention) -> bool:
 
 
 def _control(attention: Attention, captured: AttentionInput, settings: ProbeSettings) -> LayerProbe:
-    """Probe the first head asked for on independent tokens: standard normal, then layer-normed; masks and position biases stay out."""
+    """Probe the first head asked for on independent tokens: normal, then layer-normed; no masks and position biases."""
     assert captured.queries_BND is not None
     assert captured.keys_BME is not None
     draws = torch.Generator().manual_seed(0)

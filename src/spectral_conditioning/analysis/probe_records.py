@@ -87,8 +87,8 @@ class ProbePoint:
 
     @property
     def rows(self) -> list[LayerProbe]:
-        """The probed layers, and the control after them."""
-        return self.layers if self.control is None else [*self.layers, self.control]
+        """The probed layers, the control after the first, which it belongs to."""
+        return self.layers if self.control is None else [self.layers[0], self.control, *self.layers[1:]]
 
     @property
     def saturated(self) -> int:
