@@ -17,7 +17,9 @@ def ratio(value: float) -> Ratio:
 
 def test_a_refresh_every_n_steps_is_the_share_of_one_every_step():
     steps = {"polar once": ratio(1.01), "polar every step": ratio(1.51)}
-    assert bench.shared_refreshes(steps) == pytest.approx({"polar every 10 steps": 1.06, "polar every 100 steps": 1.015})
+    assert bench.shared_refreshes(steps) == pytest.approx(
+        {"polar every 10 steps": 1.06, "polar every 100 steps": 1.015}
+    )
     assert bench.shared_refreshes({"polar once": ratio(1.0)}) == {}
 
 
@@ -31,7 +33,9 @@ def test_an_unknown_model_or_device_is_refused_by_name():
 @pytest.mark.slow
 def test_every_figure_lands_in_the_file(capsys: pytest.CaptureFixture[str]):
     model = "test_vit"
-    assert dispatch(["bench", model, "--batch", "1", "--rounds", "1", "--only", "identity λ=10", "--json", "b.json"]) == 0
+    assert (
+        dispatch(["bench", model, "--batch", "1", "--rounds", "1", "--only", "identity λ=10", "--json", "b.json"]) == 0
+    )
     found = json.loads(Path("b.json").read_text())
     assert set(found["training_step"]) == {"plain", "identity λ=10"}
     assert set(found["inference"]) == {"plain", "conditioned", "folded"}
