@@ -91,7 +91,7 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("conditioning=identity", "optim.ema_decay=0.5", "optim.report=ema", "data.mixup=0.4"),
         ("conditioning=polar_every_step", "trainer.accumulate=2", "task.model.drop_path_rate=0.2"),
-        ("conditioning=shifted_start", "trainer.log_every=4", "evaluate.every_steps=4"),
+        ("conditioning=shifted_start", "trainer.log_every=4", "evaluate.every_steps=4", "evaluate.spectra=3"),
     ],
     ids=["ema", "accumulate", "log"],
 )
@@ -211,3 +211,19 @@ def test_a_saturated_start_is_said_before_the_first_step(train: Train, caplog: p
     assert any("identity" in message for message in warnings)
     caplog.clear()
     assert train().record["saturation"]["saturated"] == 0
+
+
+def test_recording_spectra_changes_nothing_else_and_gives_the_papers_curves(train: Train):
+    plain, recorded = train("evaluate.spectra=0"), train("evaluate.spectra=3", runs="recorded")
+    spectra = [line for line in lines(recorded) if line["split"] == "spectra"]
+    assert [line for line in lines(recorded) if line["split"] != "spectra"] == lines(plain)
+    assert [line["step"] for line in spectra] == [0, 2, 4, 6]
+    assert all(torch.equal(value, weights(recorded)[name]) for name, value in weights(plain).items())
+    assert {"sigma_min/q", "kappa_w/v", "kappa_head/k", "kappa_j", "attention_entropy"} <= set(spectra[0])
+
+
+def test_the_first_spectra_are_those_of_w_plus_c(train: Train):
+    outcome = train("conditioning=polar", "evaluate.spectra=1")
+    first = next(line for line in lines(outcome) if line["split"] == "spectra")
+    # Theorem 3.5: every singular value of W lifted by the largest.
+    assert all(1 <= first[f"kappa_w/{role}"] <= 2.01 for role in "qkv")

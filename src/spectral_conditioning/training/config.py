@@ -183,6 +183,8 @@ def value_problems(config: RunConfig) -> list[str]:
         value = getattr(getattr(config, section), key)
         if value is not None and value <= 0:
             problems.append(f"{section}.{key} is {value}; it must be above 0 or null")
+    if config.evaluate.spectra < 0:
+        problems.append(f"evaluate.spectra is {config.evaluate.spectra}; it must be 0 (none) or more")
     if config.evaluate.every_steps is not None and config.evaluate.every_epochs is not None:
         problems.append("evaluate.every_steps and evaluate.every_epochs are both set; set one of them to null")
     problems += _optim_problems(config.optim)

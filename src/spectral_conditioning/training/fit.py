@@ -31,6 +31,10 @@ from spectral_conditioning.training.ranks import RankCheck, cluster_environment
 from spectral_conditioning.training.record import RunFolder
 from spectral_conditioning.training.resume import Checkpoints, step_of
 from spectral_conditioning.training.selection import Selection
+from spectral_conditioning.training.spectra_log import RecordSpectra
+
+# Samples of the first batch on which attention is measured before and during training.
+PROBED_SAMPLES = 8
 
 
 @dataclasses.dataclass
@@ -78,7 +82,23 @@ def observers(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: s
         refreshes = chosen is not None and chosen.refresh_every > 0
         callbacks.append(AverageWeights(optim.ema_decay, report=optim.report == "ema", refreshes=refreshes))
     heartbeat = Heartbeat(folder.heartbeat, record)
-    return Observers(record, order, selection, [*callbacks, record, heartbeat, progress, selection])
+    callbacks += [record, *_spectra(prepared, record), heartbeat, progress, selection]
+    return Observers(record, order, selection, callbacks)
+
+
+def _spectra(prepared: Prepared, record: Record) -> list[Callback]:
+    points = prepared.config.evaluate.spectra
+    if not points:
+        return []
+    return [
+        RecordSpectra(
+            points=min(points, prepared.steps),
+            total_steps=prepared.steps,
+            samples=lambda: prepared.loader.first_samples(PROBED_SAMPLES),
+            layouts=prepared.task.layouts(prepared.module.model),
+            write=record.write,
+        )
+    ]
 
 
 def fit(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str, resumed: Path | None) -> Fitted:

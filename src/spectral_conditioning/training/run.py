@@ -18,7 +18,7 @@ import torch
 
 from spectral_conditioning.analysis.saturation import measure_saturation
 from spectral_conditioning.errors import RecordError
-from spectral_conditioning.training.fit import fit
+from spectral_conditioning.training.fit import PROBED_SAMPLES, fit
 from spectral_conditioning.training.identity import arm_id, arm_label, conditioning, digest, identity, run_folder
 from spectral_conditioning.training.prepare import Prepared, prepare
 from spectral_conditioning.training.ranks import global_rank, must_start_ranks, start_ranks
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from spectral_conditioning.training.callbacks import Sink
 
 log = logging.getLogger(__name__)
-PROBED_SAMPLES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _run_in(folder: RunFolder, prepared: Prepared, label: str) -> Outcome:
     record: dict[str, Any] | None = None
     try:
         if is_owner:
-            sinks.append(MetricsFile(folder.metrics, keep_until=first_step))
+            sinks.append(MetricsFile(folder.metrics, keep_until=first_step if resumed else -1))
             tracked = _tracker(prepared, folder)
             sinks += [tracked] if tracked else []
         fitted = fit(prepared, folder, sinks, label, resumed)

@@ -51,10 +51,14 @@ class BudgetConfig:
 
 @dataclasses.dataclass(kw_only=True)
 class EvaluateConfig:
-    """Optimizer steps or epochs between validations; both null validates at the end only."""
+    """Optimizer steps or epochs between validations; both null validates at the end only.
+
+    spectra: number of steps, evenly spaced, at which singular values and κ(J) are recorded (and before the first); 0 for none.
+    """
 
     every_steps: int | None = None
     every_epochs: float | None = 1.0
+    spectra: int = 0
 
 
 @dataclasses.dataclass(kw_only=True)
