@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from spectral_conditioning.tasks.lra.module import SequenceModule
 from spectral_conditioning.tasks.lra.task import TASK
 from spectral_conditioning.tasks.optim import OptimConfig
 from spectral_conditioning.tasks.streams import CollateBatch, EvaluationBatches, SeededDataset
+from spectral_conditioning.training.callbacks import RecordOrder
 from spectral_conditioning.training.compose import compose_run
 from spectral_conditioning.training.prepare import prepare
 from spectral_conditioning.training.record import hash_tensors
@@ -190,3 +192,30 @@ def test_every_sample_counts_once_whatever_the_batches_and_not_a_number_is_a_mis
         assert module._sums is not None
         assert module._sums[0] == 11
         assert module.evaluation_metrics()["accuracy"] == pytest.approx(expected)
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_a_killed_run_ends_as_an_unbroken_one(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    overrides = ("conditioning=polar", "trainer.checkpoint_every=2", "trainer.log_every=1")
+    unbroken = run(tiny(*overrides, "paths.runs=unbroken"))
+    original = RecordOrder.on_train_batch_start
+
+    def dying(self: RecordOrder, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == step:
+            raise Killed
+        original(self, trainer, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordOrder, "on_train_batch_start", dying)
+        with pytest.raises(Killed):
+            run(tiny(*overrides))
+    resumed = run(tiny(*overrides))
+    assert resumed.record["metrics"] == unbroken.record["metrics"]
+    assert resumed.record["hashes"] == unbroken.record["hashes"]
+    assert (resumed.folder / "metrics.jsonl").read_text() == (unbroken.folder / "metrics.jsonl").read_text()
