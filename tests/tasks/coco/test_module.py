@@ -25,6 +25,7 @@ from spectral_conditioning.tasks.coco.module import DetectionModule
 from spectral_conditioning.tasks.coco.pipeline import InstanceDataset, training_transforms
 from spectral_conditioning.tasks.coco.task import TASK
 from spectral_conditioning.tasks.optim import OptimConfig, build_optimizer, multistep_factor
+from spectral_conditioning.training.callbacks import RecordOrder
 from spectral_conditioning.training.compose import compose_run
 from spectral_conditioning.training.run import Outcome, run
 
@@ -175,6 +176,33 @@ def test_both_arms_start_from_the_same_weights_and_see_the_same_samples(tmp_path
     plain = run(compose_run([*TINY_RUN, f"paths.runs={tmp_path / 'runs'}"]))
     assert plain.record["hashes"] == finished.record["hashes"]
     assert plain.record["projections"] == 0
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*TINY_RUN, "budget.steps=4", "trainer.checkpoint_every=2", "conditioning=identity", "conditioning.lam=0.1"]
+    unbroken = run(compose_run([*words, f"paths.runs={tmp_path / 'unbroken'}"]))
+    original = RecordOrder.on_train_batch_start
+
+    def dying(self: RecordOrder, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 3:
+            raise Killed
+        original(self, trainer, *rest)
+
+    again = compose_run([*words, f"paths.runs={tmp_path / 'runs'}"])
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordOrder, "on_train_batch_start", dying)
+        with pytest.raises(Killed):
+            run(again)
+    resumed = run(again)
+    # As written, where a figure without objects of its size is null: NaN would not equal itself.
+    written = [json.loads((outcome.folder / "result.json").read_text()) for outcome in (resumed, unbroken)]
+    assert written[0]["metrics"] == written[1]["metrics"]
+    assert written[0]["hashes"] == written[1]["hashes"]
+    assert (resumed.folder / "metrics.jsonl").read_text() == (unbroken.folder / "metrics.jsonl").read_text()
 
 
 def test_conditioning_leaves_heads_alone(detector: Build) -> None:
