@@ -167,6 +167,18 @@ def test_reinitialising_the_model_is_caught_at_the_second_layer(vit: nn.Module) 
         vit.apply(lambda m: nn.init.normal_(m.weight) if isinstance(m, nn.Linear) else None)
 
 
+def test_failing_read_does_not_fall_back_on_the_plain_weight(vit: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An AttributeError inside a property makes Python ask nn.Module.__getattr__, which knows W only."""
+    condition(vit, lam=1.0)
+
+    def broken(*_: Any) -> None:
+        raise AttributeError("gone")
+
+    monkeypatch.setattr("spectral_conditioning.conditioning.guard.watch", broken)
+    with pytest.raises(RuntimeError, match=r"reading blocks\.0\.attn\.qkv\.weight failed: gone"):
+        _ = vit.blocks[0].attn.qkv.weight
+
+
 def test_reads_without_edits_are_free(vit: nn.Module, images: Tensor) -> None:
     condition(vit, lam=1.0)
     assert vit.blocks[0].attn.qkv.weight.sum().isfinite()

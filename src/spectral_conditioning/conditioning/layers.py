@@ -13,7 +13,17 @@ from spectral_conditioning.conditioning.storage import TRANSPOSED, qualified_nam
 
 
 def _property(name: str) -> property:
-    return property(lambda self: self._read(name), lambda self, value: self._assign(name, value))
+    def read(layer: Conditioned) -> Tensor:
+        try:
+            return layer._read(name)
+        except AttributeError as error:
+            # Python would fall back on nn.Module.__getattr__, which returns W without C.
+            raise RuntimeError(f"reading {layer.name_of(name)} failed: {error}") from error
+
+    def assign(layer: Conditioned, value: object) -> None:
+        layer._assign(name, value)
+
+    return property(read, assign)
 
 
 class ConditionedLinear(Conditioned, nn.Linear):

@@ -5,6 +5,9 @@ of polynomials that carries [ℓ, 1] to 1 turns W/σ into U Vᵀ. Each step here
 on the interval reached so far (equioscillation, found by Remez exchange): three matrix products a step, eight steps from
 ℓ = 1e-4. Matrices with smaller singular values, down to 1e-6 σ and less, are found by ‖XᵀX − I‖ and take more rounds.
 
+Every refresh starts from W alone. Starting from the last factor would save half the products, but singular vectors of small σ
+turn freely from step to step, and the factor that follows them lags: κ(W + C) reached 2.07 at AdamW step sizes of 1e-3.
+
 σ_max is bounded from above by repeated squaring: σ_max ≤ (Σ σᵢ^{4q})^{1/4q} = ‖(WᵀW)^q‖_F^{1/2q} with q = 2^squarings.
 For n singular values that is at most n^{1/4q} σ_max: at q = 128, 1.3 % high for 768 equal ones, .3 % for a Gaussian 768².
 """
@@ -117,11 +120,14 @@ def _sigma_of_gram(gram: Tensor, squarings: int) -> Tensor:
     """Return the bound on σ_max for the Gram matrices of scaled matrices."""
     power, log_norm = gram, torch.zeros_like(gram[:, 0, 0])
     tiny = torch.finfo(gram.dtype).tiny
-    for _ in range(squarings):
-        norm = torch.linalg.matrix_norm(power).clamp_min(tiny)
-        power = power / norm[:, None, None]
+    for done in range(squarings):
+        # Three squarings in a row shrink a norm of 1 to no less than n^-3.5, which every dtype can hold.
+        if done % 3 == 0:
+            norm = torch.linalg.matrix_norm(power).clamp_min(tiny)
+            power = power / norm[:, None, None]
+            log_norm = log_norm + norm.log()
         power = power @ power
-        log_norm = 2 * (log_norm + norm.log())
+        log_norm = 2 * log_norm
     log_norm = log_norm + torch.linalg.matrix_norm(power).clamp_min(tiny).log()
     bound = (log_norm / 2 ** (squarings + 1)).exp() * (_MARGIN_TF32 if _is_tf32(gram) else _MARGIN)
     return torch.where(gram.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, bound, torch.zeros_like(bound))
