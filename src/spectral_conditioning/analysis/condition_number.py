@@ -1,19 +1,16 @@
-"""κ(J) of an attention Jacobian at full size.
+"""κ(J) of an attention Jacobian at full size, over its generic rank.
 
-1. G, the smaller of J Jᵀ and JᵀJ, from its blocks. 2. σ_max from a Krylov space of G through J itself. 3. A Cholesky
-factor of G (the known null space lifted out of the way) and a Krylov space of its inverse: it holds the directions of
-the smallest singular values. 4. The singular values of J on that space. Step 4 applies J, not G, so σ_min is not
-squared: G only has to point at the right space, which it does far beyond the κ ≈ 1e7 where its own eigenvalues end in
-rounding.
+σ_max comes from a Krylov space of J. σ_min of a small J from all eigenvectors of the Gram matrix, with J applied to
+those of small eigenvalues; of a large one from `small_values.py`. Neither squares it.
 
-# n size of G, m dimension of the Krylov space, P columns of J, R rows of J, b block width.
+# n size of the Gram matrix, P columns of J, R rows of J, b block width.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -22,13 +19,13 @@ from torch import Tensor
 
 from spectral_conditioning.analysis.attention_inputs import ROLES
 from spectral_conditioning.analysis.krylov import largest_eigenvalue
+from spectral_conditioning.analysis.small_values import SmallestValue, smallest_value
 
-# Up to this size all eigenvectors of G are taken, which also gives the numerical rank.
-_DENSE_SIZE = 1024
+# Up to this size of the Gram matrix J itself is decomposed; beyond, only where the Gram matrix does not resolve σ_min,
+# and while J has no more than so many entries (0.5 GB).
+_DIRECT_SIZE, _WHOLE_NUMBERS = 512, 60_000_000
 # An estimated relative error of σ_min² above this leaves κ as a lower bound.
 _CONVERGED = 1e-2
-# A Jacobian whose largest row is shorter than this has no Gram matrix in float64.
-_VANISHED = 1e-145
 
 
 class AttentionJacobian(Protocol):
@@ -40,6 +37,7 @@ class AttentionJacobian(Protocol):
     def rows(self) -> int: ...
     def columns(self, roles: Sequence[str] = ...) -> int: ...
     def forward(self, direction_Pb: Tensor, roles: Sequence[str] = ...) -> Tensor: ...
+    def dense(self, roles: Sequence[str] = ...) -> Tensor: ...
     def adjoint(self, cotangent_Rb: Tensor, roles: Sequence[str] = ...) -> Tensor: ...
     def gram(self, roles: Sequence[str] = ...) -> Tensor: ...
     def generic_rank(self, roles: Sequence[str] = ...) -> int: ...
@@ -53,7 +51,7 @@ class JacobianCondition:
     `exact`: False makes κ a lower bound (σ_min lies below `threshold`, or its iteration did not settle). `rank`: the
     generic rank over which κ is taken. `numerical_rank`: singular values above `threshold`; None where they were not
     counted. `threshold`: the least σ that float64 tells from zero here, 2.2e-14 √max(rows, columns) σ_max. `side`:
-    "rows" for J Jᵀ, "columns" for JᵀJ; `size`: its order. `residual`: estimated relative error of
+    "rows" for J Jᵀ, "columns" for JᵀJ; `size`: its order. `error`: estimated relative error of
     σ_min² from directions not yet separated. `seconds`: wall time.
     """
 
@@ -66,7 +64,7 @@ class JacobianCondition:
     threshold: float
     side: str
     size: int
-    residual: float
+    error: float
     seconds: float
 
     @property
@@ -85,31 +83,25 @@ def condition_number(jacobian: AttentionJacobian, roles: Sequence[str] = ROLES) 
     """Return κ of J, or of the blocks of J named, over the generic rank.
 
     A ViT-B head (N = 197, D = 768, d = 64) needs a 12,608² Gram matrix and its factor. Raises ValueError where the null
-    space of a single block is not known and its Gram matrix is too large for a full eigendecomposition.
+    space of a single block is not known and J is too large to decompose.
     """
     started = time.perf_counter()
     side = _Side(jacobian, tuple(roles))
     rank = min(side.size, jacobian.generic_rank(roles))
-    gram = jacobian.gram(roles)
-    side.unit = math.sqrt(float(gram.diagonal().max()))
-    numerical_rank: int | None
-    if side.unit < _VANISHED:
-        sigma_max, sigma_min, residual, numerical_rank = 0.0, 0.0, 0.0, 0
-    else:
-        gram /= side.unit**2
-        sigma_max, sigma_min, residual, numerical_rank = _extremes(gram, side, rank)
-    threshold = side.resolution * sigma_max
+    side.unit = spectral_norm(jacobian, roles)
+    sigma_min, error, numerical_rank, settled = (0.0, 0.0, 0, True) if side.unit == 0 else _smallest(side, rank)
+    exact = settled and sigma_min > side.resolution and error < _CONVERGED
     return JacobianCondition(
-        kappa=sigma_max / max(sigma_min, threshold) if sigma_max > 0 else math.inf,
-        exact=sigma_min > threshold and residual < _CONVERGED,
-        sigma_max=sigma_max * side.unit,
+        kappa=1 / max(sigma_min, side.resolution) if side.unit > 0 else math.inf,
+        exact=exact,
+        sigma_max=side.unit,
         sigma_min=sigma_min * side.unit,
         rank=rank,
         numerical_rank=numerical_rank,
-        threshold=threshold * side.unit,
+        threshold=side.resolution * side.unit,
         side="rows" if side.by_rows else "columns",
         size=side.size,
-        residual=residual,
+        error=error,
         seconds=time.perf_counter() - started,
     )
 
@@ -126,8 +118,8 @@ def spectral_norm(jacobian: AttentionJacobian, roles: Sequence[str] = ROLES) -> 
 class _Side:
     """The smaller side of J: vectors of outputs when J has fewer rows than columns, else vectors of weights.
 
-    `unit` divides J, so that a Jacobian of size 1e-80, as saturated attention has, leaves no denormal numbers in its
-    Gram matrix.
+    J is divided by `unit`, its norm, so that a Jacobian of size 1e-80, as saturated attention has, leaves no denormal
+    numbers in its Gram matrix.
     """
 
     def __init__(self, jacobian: AttentionJacobian, roles: Sequence[str]) -> None:
@@ -136,6 +128,20 @@ class _Side:
         self.size = min(jacobian.rows, jacobian.columns(roles))
         longest = max(jacobian.rows, jacobian.columns(roles))
         self.resolution = 100 * longest**0.5 * torch.finfo(torch.float64).eps
+
+    @property
+    def numbers(self) -> int:
+        """Entries of J."""
+        return self.jacobian.rows * self.jacobian.columns(self.roles)
+
+    def whole(self) -> Tensor:
+        """J or Jᵀ itself, (larger side, n)."""
+        whole = self.jacobian.dense(self.roles) / self.unit
+        return whole.T if self.by_rows else whole
+
+    def gram(self) -> Tensor:
+        """The Gram matrix of this side."""
+        return self.jacobian.gram(self.roles).div_(self.unit).div_(self.unit)
 
     def across(self, block: Tensor) -> Tensor:
         """To the larger side: Jᵀ from outputs, J from weights."""
@@ -148,80 +154,31 @@ class _Side:
         return apply(block, self.roles) / self.unit
 
 
-def _extremes(gram: Tensor, side: _Side, rank: int) -> tuple[float, float, float, int | None]:
-    """Return σ_max, σ number `rank`, its relative error and the numerical rank, in units of `side.unit`. May overwrite `gram`."""
-    if side.size <= _DENSE_SIZE:
-        sigma = _all_values(gram, side)
-        return float(sigma[0]), float(sigma[rank - 1]), 0.0, int((sigma > side.resolution * sigma[0]).sum())
-    null = _known_null_space(side, rank)
-    largest = largest_eigenvalue(lambda u: side.back(side.across(u)), size=side.size, like=gram)
-    sigma_max = math.sqrt(largest.value)
-    sigma_min, residual = _smallest(gram, side, null, sigma_max)
-    return sigma_max, sigma_min, residual, rank if sigma_min > side.resolution * sigma_max else None
+def _smallest(side: _Side, rank: int) -> tuple[float, float, int | None, bool]:
+    """Return σ number `rank` in units of σ_max, its relative error, the numerical rank, and whether it is more than a bound."""
+    found: SmallestValue | None = None
+    fits = side.numbers <= _WHOLE_NUMBERS
+    if side.size > _DIRECT_SIZE:
+        null = _known_null_space(side, rank, needed=not fits)
+        if null is not None or rank == side.size:
+            found = smallest_value(side, null, widen=not fits)
+    if found is not None:
+        return found.sigma, found.error, rank if found.sigma > side.resolution else None, found.settled
+    sigma = torch.linalg.svdvals(torch.linalg.qr(side.whole(), mode="r").R)
+    return float(sigma[rank - 1]), 0.0, int((sigma > side.resolution).sum()), True
 
 
-def _known_null_space(side: _Side, rank: int) -> Tensor | None:
+def _known_null_space(side: _Side, rank: int, *, needed: bool) -> Tensor | None:
     missing = side.size - rank
     if missing == 0:
         return None
     null = None if side.by_rows else side.jacobian.null_basis(side.roles)
-    if null is None or null.shape[1] != missing:
+    if null is not None and null.shape[1] == missing:
+        return null
+    if needed:
         raise ValueError(
             f"{missing} of {side.size} directions of this Jacobian ({', '.join(side.roles)}) are null and not known in "
-            f"closed form; κ then needs a Gram matrix of at most {_DENSE_SIZE}: take fewer tokens"
+            f"closed form, and it is too large to decompose ({side.numbers:,} numbers, at most {_WHOLE_NUMBERS:,}): take "
+            "fewer tokens"
         )
-    return null
-
-
-def _all_values(gram: Tensor, side: _Side) -> Tensor:
-    """Return every singular value, descending; those below 1e-4 of the largest from J on their eigenvectors, not squared."""
-    values, vectors = torch.linalg.eigh(gram)
-    small = int((values < 1e-8 * values[-1]).sum())
-    sigma = values.clamp_min(0).sqrt()
-    if small:
-        sigma[:small] = torch.linalg.svdvals(side.across(vectors[:, :small])).flip(0)[-small:]
-    descending: Tensor = sigma.sort(descending=True).values
-    return descending
-
-
-def _smallest(gram: Tensor, side: _Side, null: Tensor | None, sigma_max: float) -> tuple[float, float]:
-    """Return σ_min outside the null space and its relative residual. Overwrites `gram`."""
-    project: Callable[[Tensor], Tensor] | None = None
-    if null is not None:
-        known = null
-        gram.addmm_(known, known.T, alpha=sigma_max**2)
-
-        def project(block: Tensor) -> Tensor:
-            return block - known @ (known.T @ block)
-
-    factor = _cholesky(gram, sigma_max)
-
-    def inverse(block: Tensor) -> Tensor:
-        half = torch.linalg.solve_triangular(factor, block, upper=False)
-        solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-        return solved
-
-    space = largest_eigenvalue(inverse, size=side.size, like=gram, project=project).basis_nm
-    images = side.across(space)
-    _, sigma, right = torch.linalg.svd(images, full_matrices=False)
-    sigma_min = float(sigma[-1])
-    if sigma_min == 0:
-        return 0.0, 0.0
-    direction = space @ right[-1][:, None]
-    residual = side.back(side.across(direction)) - sigma_min**2 * direction
-    # A stray component of size t along a singular direction σ' adds (tσ')² to σ_min²; the factor's inverse turns the
-    # residual's tσ'² into tσ'.
-    stray = float(torch.linalg.solve_triangular(factor, residual, upper=False).norm())
-    return sigma_min, (stray / sigma_min) ** 2
-
-
-def _cholesky(gram: Tensor, sigma_max: float) -> Tensor:
-    """Return the lower factor of `gram`, raising its diagonal by multiples of rounding until it is definite."""
-    shift = len(gram) * torch.finfo(gram.dtype).eps * sigma_max**2
-    while True:
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        if not failed:
-            lower: Tensor = factor
-            return lower
-        gram.diagonal().add_(shift)
-        shift *= 10
+    return None

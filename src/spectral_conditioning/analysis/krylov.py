@@ -51,7 +51,8 @@ def largest_eigenvalue(
         value = float(values_m[-1])
         if value <= 0:
             return KrylovResult(0.0, 0.0, basis_nm, count)
-        residual = float((images_nm @ vectors_mm[:, -1] - value * (basis_nm @ vectors_mm[:, -1])).norm()) / value
+        # Divided first: the norm of a vector of size 1e-200 is zero in float64.
+        residual = float(((images_nm @ vectors_mm[:, -1]) / value - basis_nm @ vectors_mm[:, -1]).norm())
         room = size - basis_nm.shape[1]
         if residual <= tolerance or room <= 0:
             break
