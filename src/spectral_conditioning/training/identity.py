@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,17 @@ def pair_digest(config: RunConfig) -> str:
     """Return a hash of all that must agree between the arms of a comparison: everything but conditioning and seed."""
     values = identity(config)
     del values["conditioning"], values["seed"]
+    values["init"]["weights"] = _without_arm(config.init.weights, arm_id(conditioning(config)))
     return digest(values, length=32)
+
+
+def _without_arm(weights: str | None, arm: str) -> str | None:
+    """Return a path into a run folder of the same arm as a path that all arms share: `<runs>/<name>/seed<k>/…`."""
+    parts = list(Path(weights or "").parts)
+    for i, (folder, run) in enumerate(itertools.pairwise(parts)):
+        if folder == arm and (match := re.match(r"seed\d+", run)):
+            return str(Path(*parts[:i], match[0], *parts[i + 2 :]))
+    return weights
 
 
 def arm_id(chosen: Conditioning | None) -> str:

@@ -13,6 +13,7 @@ import torch
 from spectral_conditioning import conditioned_layers
 from spectral_conditioning.errors import ConditioningError, ConfigError, DataError
 from spectral_conditioning.training.compose import compose_run
+from spectral_conditioning.training.identity import pair_digest
 from spectral_conditioning.training.prepare import prepare
 from spectral_conditioning.training.run import Outcome, run
 from spectral_conditioning.training.schema import RunConfig
@@ -99,6 +100,17 @@ def test_a_run_can_be_named_itself_but_not_with_another_arm(train: Train, glue: 
         prepare(glue(weights))
     with pytest.raises(ConfigError, match=r"λ=10.*asks for identity λ=5"):
         prepare(glue(weights, "conditioning=identity", "conditioning.lam=5"))
+
+
+def test_arms_that_name_their_own_runs_can_be_paired(train: Train, glue: Glue) -> None:
+    """A study's second stage is given each arm's own folder; that alone must not make the configurations differ."""
+    hashes = set()
+    for arm in ("none", "identity"):
+        folder = train(*PRETRAIN, f"conditioning={arm}").folder
+        hashes.add(pair_digest(glue(f"init.weights={folder}", f"conditioning={arm}")))
+    assert len(hashes) == 1
+    other = train(*PRETRAIN, "seed=1").folder
+    assert pair_digest(glue(f"init.weights={other}")) not in hashes
 
 
 def test_a_missing_pretraining_is_named(train: Train, glue: Glue, tmp_path: Path) -> None:
