@@ -118,3 +118,38 @@ def test_a_jacobian_that_vanished_says_so(random_head, method):
     head = replace(head, q_dD=1e4 * eye_dD, k_dE=1e4 * eye_dD)
     found = condition_number(SoftmaxJacobian(head), ("q",))
     assert (found.text, found.numerical_rank, found.exact) == ("J = 0", 0, False)
+
+
+def similar_tokens(random_head, spread):
+    """A head on tokens that differ little from each other, as patches of a photograph do, with small weights."""
+    head = random_head(tokens=24, width=40, head=16, scale=0.25, seed=1)
+    x_ND = torch.nn.functional.layer_norm(head.tokens_ND[:1] + spread * head.tokens_ND, (40,))
+    return replace(head, tokens_ND=x_ND, q_dD=0.1 * head.q_dD, k_dE=0.1 * head.k_dE, v_oE=0.1 * head.v_oE)
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.2])
+def test_many_directions_below_rounding_are_told_apart(random_head, monkeypatch, spread):
+    monkeypatch.setattr(module, "_DIRECT_SIZE", 0)
+    monkeypatch.setattr(module, "_WHOLE_NUMBERS", 0)
+    monkeypatch.setattr("spectral_conditioning.analysis.small_values._FIRST_WIDTH", 32)
+    jacobian = SoftmaxJacobian(similar_tokens(random_head, spread))
+    sigma = torch.linalg.svdvals(jacobian.dense())
+    assert int((sigma < 1e-7 * sigma[0]).sum()) >= 10
+    found = condition_number(jacobian)
+    assert found.exact
+    assert found.kappa == pytest.approx(float(sigma[0] / sigma[-1]), rel=1e-3)
+
+
+def test_too_many_directions_below_rounding_give_a_lower_bound(random_head, monkeypatch):
+    monkeypatch.setattr(module, "_DIRECT_SIZE", 0)
+    monkeypatch.setattr("spectral_conditioning.analysis.small_values._FIRST_WIDTH", 32)
+    jacobian = SoftmaxJacobian(similar_tokens(random_head, 0.01))
+    sigma = torch.linalg.svdvals(jacobian.dense())
+    kappa = float(sigma[0] / sigma[-1])
+    assert int((sigma < 1e-7 * sigma[0]).sum()) > len(sigma) / 3
+    assert condition_number(jacobian).kappa == pytest.approx(kappa, rel=1e-3)
+    monkeypatch.setattr(module, "_WHOLE_NUMBERS", 0)
+    bound = condition_number(jacobian)
+    assert not bound.exact
+    assert bound.text.startswith("> ")
+    assert 1e7 < bound.kappa < kappa
