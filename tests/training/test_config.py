@@ -39,6 +39,8 @@ def refused(*overrides: str) -> str:
         ("seed=one", ["seed is 'one'", "whole number"]),
         ("optim.schedule=cosin", ["optim.schedule is 'cosin'", "closest 'cosine'"]),
         ("trainer.precision=fp8", ["trainer.precision is 'fp8'", "bf16-mixed"]),
+        ("budget.epochs=nan", ["budget.epochs is nan", "finite"]),
+        ("data.path=flowers.zip", ["data.path is 'flowers.zip'", "experiment=imagenet/flowers"]),
         ("optim.report=ema", ["optim.ema_decay is null"]),
         ("budget.steps=5", ["exactly one", "steps=5, epochs=40"]),
         ("conditioning.lam=2", ["correction is 'none'", "conditioning=identity"]),

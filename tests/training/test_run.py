@@ -129,7 +129,7 @@ def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixtur
 
 
 def test_a_diverging_run_is_recorded_as_that(train: Train):
-    outcome = train("optim.lr=1e30", "optim.clip_norm=null")
+    outcome = train("optim.lr=1e30", "optim.clip_norm=null", "evaluate.spectra=3")
     assert outcome.status == "diverged"
     record = json.loads((outcome.folder / "result.json").read_text())
     assert record["status"] == "diverged"
@@ -227,3 +227,12 @@ def test_the_first_spectra_are_those_of_w_plus_c(train: Train):
     first = next(line for line in lines(outcome) if line["split"] == "spectra")
     # Theorem 3.5: every singular value of W lifted by the largest.
     assert all(1 <= first[f"kappa_w/{role}"] <= 2.01 for role in "qkv")
+
+
+def test_a_gpu_that_is_not_there_is_one_message_and_leaves_no_folder(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SpectralError, match="no GPU is visible"):
+        run(tiny("trainer=gpu", "trainer.progress=none"))
+    assert not (tmp_path / "runs").exists()

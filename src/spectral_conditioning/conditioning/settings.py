@@ -16,6 +16,9 @@ PLACEMENTS = ("full", "per_head", "fused")
 DECAY_CENTRES = ("correction", "zero")
 PRESERVED = ("weight", "function")
 
+# W + C is formed in float32, whose range a larger λ, or its square in the logits, leaves.
+_LARGEST = 1e30
+
 # Of these the matrix C is built from the singular vectors of W, so λ counts σ_max(W) by definition.
 _INTRINSICALLY_RELATIVE = ("polar", "svd")
 
@@ -78,6 +81,8 @@ class Conditioning:
         yield from _choice("preserve", self.preserve, PRESERVED)
         if isinstance(self.lam, bool) or not isinstance(self.lam, int | float):
             yield f"lam={self.lam!r} is not a number; give a float ≥ 0, 0 being the baseline"
+        elif math.isfinite(self.lam) and self.lam > _LARGEST:
+            yield f"lam={self.lam!r} does not fit float32, in which W + C is formed; give at most {_LARGEST:g}"
         elif not math.isfinite(self.lam) or self.lam < 0:
             yield f"lam={self.lam!r} is not finite and ≥ 0; give such a number, 0 being the baseline"
         for name in ("refresh_every", "seed"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -169,7 +170,11 @@ def value_problems(config: RunConfig) -> list[str]:
     if len(given) != 1:
         shown = ", ".join(f"{key}={value}" for key, value in given.items()) or "none"
         problems.append(f"budget needs exactly one of steps, epochs, tokens; found {shown} (set the others to null)")
-    problems += [f"budget.{key} is {value}; it must be above 0" for key, value in given.items() if value <= 0]
+    problems += [
+        f"budget.{key} is {value}; it must be a finite number above 0"
+        for key, value in given.items()
+        if not (math.isfinite(value) and value > 0)
+    ]
     minimum = {"devices": 1, "nodes": 1, "accumulate": 1, "log_every": 1, "keep_checkpoints": 1}
     for key, least in minimum.items():
         if getattr(config.trainer, key) < least:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from spectral_conditioning.conditioning import Report, condition
@@ -50,6 +51,8 @@ class Prepared:
 
 def prepare(config: RunConfig) -> Prepared:
     """Load the data, build the model and condition it. Raises a SpectralError for whatever does not fit."""
+    if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        raise ConfigError("trainer.accelerator is 'gpu', but no GPU is visible here; use trainer=cpu, or 'auto'")
     task = load_task(config.task.name)
     data = task.load_data(config)
     loader = StreamDataModule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from spectral_conditioning.analysis.jacobian_summary import jacobian_summary
@@ -57,6 +58,10 @@ class RecordSpectra(Callback):
             return
         assert isinstance(module, TaskModule)
         batch = trainer.strategy.batch_to_device(self.samples(), module.device)
-        found = spectra_summary(module.model, layouts=self.layouts)
-        found |= jacobian_summary(module.model, lambda: module.example_forward(batch), layouts=self.layouts)
+        try:
+            found = spectra_summary(module.model, layouts=self.layouts)
+            found |= jacobian_summary(module.model, lambda: module.example_forward(batch), layouts=self.layouts)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            # Weights on their way to infinity have no spectrum; the loss decides whether the run has diverged.
+            found = dict.fromkeys(KEPT.values(), float("nan"))
         self.write(trainer, "spectra", {name: found[source] for name, source in KEPT.items() if source in found})

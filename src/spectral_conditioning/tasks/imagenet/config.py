@@ -152,6 +152,11 @@ def source_problems(model: ModelConfig, data: DataConfig) -> list[str]:
     """Name what does not fit between the source of the images and the model's input."""
     found = _choice("data.source", data.source, SOURCES)
     if data.source == "digits":
+        if data.path is not None:
+            found.append(
+                f"data.path is {data.path!r}, but data.source 'digits' reads no path; "
+                "choose data=images or experiment=imagenet/flowers, or leave it out"
+            )
         if data.augment or data.repeats > 1:
             found.append(
                 "data.source 'digits' is served as it is: set data.augment to false and data.repeats to 1 (mixup and cutmix work)"
