@@ -92,7 +92,18 @@ def test_missing_tasks_give_no_published_average() -> None:
     text = "\n".join(table_lines(suite))
     assert "| 9-way average (as published) of medians | – |" in text
     assert "| average of the 2 numbers here | 60.0 |" in text
-    assert "not run" in text
+    assert "No published average without SST-2 accuracy, MRPC f1," in text
+
+
+def test_a_part_that_was_not_measured_is_no_collapse() -> None:
+    """Local data may lack MNLI's mismatched part; a run that diverged lacks a value, and that does count."""
+    (suite,) = build_suites([made("mnli", {"accuracy": 0.5}, chance=0.34)])
+    assert set(suite.arms["baseline"]) == {("mnli", "accuracy")}
+    text = "\n".join(table_lines(suite))
+    assert "MNLI mismatched accuracy |" not in text
+    assert "MNLI mismatched accuracy" in text  # named as missing
+    (suite,) = build_suites([made("mnli", {"accuracy": None}, chance=0.34)])
+    assert suite.arms["baseline"]["mnli", "accuracy"].collapsed == 1
 
 
 def test_arms_stand_side_by_side_and_the_baseline_first() -> None:

@@ -101,10 +101,20 @@ def _suite(name: str, runs: list[Run]) -> Suite:
             )
             if members:
                 seeds[task][label] = [run.seed for run in members]
-                cells[label] |= {entry: _cell(members, entry[1]) for entry in NINE if entry[0] == task}
+                measured = _measured(run for run in runs if glue_task(run) == task)
+                entries = [entry for entry in NINE if entry[0] == task and entry[1] in measured]
+                cells[label] |= {entry: _cell(members, entry[1]) for entry in entries}
     _check_seeds(name, seeds)
     every = sorted({seed for arms in seeds.values() for found in arms.values() for seed in found})
     return Suite(name, cells, tuple(every))
+
+
+def _measured(runs: Iterable[Run]) -> set[str]:
+    """Return the metrics that any of the runs has: local data may lack MNLI's mismatched part. The main one always counts."""
+    found: set[str] = set()
+    for run in runs:
+        found |= {run.metric.name.rsplit("/", 1)[-1], *(name.rsplit("/", 1)[-1] for name in run.metrics)}
+    return found
 
 
 def _cell(runs: list[Run], metric: str) -> Cell:
@@ -144,11 +154,11 @@ def table_lines(suite: Suite) -> list[str]:
             values = [_percent(suite.average(arm, entries, statistic)) for arm in arms]
             suffix = f" of {statistic}s" if len(suite.seeds) > 1 else ""
             lines.append(_row([title + suffix, *values]))
-    missing = sorted({task for task, _ in NINE} - {task for task, _ in present})
+    missing = [" ".join((GLUE_TASKS[task].folder, metric)) for task, metric in NINE if (task, metric) not in present]
     if missing:
         partial = [_percent(suite.average(arm, present, "median")) for arm in arms]
         lines.append(_row([f"average of the {len(present)} numbers here", *partial]))
-        lines += ["", f"No published average: {', '.join(GLUE_TASKS[task].folder for task in missing)} not run."]
+        lines += ["", f"No published average without {', '.join(missing).replace('_', ' ')}."]
     if any(cell.collapsed for cells in suite.arms.values() for cell in cells.values()):
         lines += ["", "collapsed: the run scores no more than a constant prediction."]
     return lines
