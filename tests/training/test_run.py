@@ -236,3 +236,10 @@ def test_a_gpu_that_is_not_there_is_one_message_and_leaves_no_folder(
     with pytest.raises(SpectralError, match="no GPU is visible"):
         run(tiny("trainer=gpu", "trainer.progress=none"))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("clip", ["optim.clip_norm=0.5", "optim.clip_value=0.5"])
+def test_mixed_precision_and_clipping_go_together(clip: str, train: Train):
+    # Lightning refuses to clip for an optimizer that unscales by itself, which every fused one does.
+    outcome = train("trainer.precision=bf16-mixed", clip, "budget.steps=2")
+    assert outcome.status == "finished"

@@ -107,7 +107,7 @@ def parameter_groups(
 
 
 def build_optimizer(
-    module: nn.Module, optim: OptimConfig, *, total_steps: int, no_decay: set[str]
+    module: nn.Module, optim: OptimConfig, *, total_steps: int, no_decay: set[str], clips_itself: bool = False
 ) -> tuple[torch.optim.Optimizer, LRScheduler]:
     """Return AdamW over two parameter groups and its schedule over `total_steps` optimizer steps.
 
@@ -124,9 +124,11 @@ def build_optimizer(
     groups = parameter_groups(
         module, weight_decay=optim.weight_decay, no_decay=no_decay, decay_vectors=optim.decay_vectors
     )
-    optimizer = torch.optim.AdamW(
-        groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps, fused=True
-    )
+    # The fused kernel unscales gradients within its step, so Lightning refuses to clip for it under mixed precision. A module
+    # that unscales and clips by itself (`clips_itself`) needs the opposite: Lightning unscales once more for any other.
+    fused = clips_itself or (optim.clip_norm is None and optim.clip_value is None)
+    betas = (optim.betas[0], optim.betas[1])
+    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, fused=fused)
     if optim.schedule == "onecycle":
         # Nyströmformer's LRA code relies on the defaults of OneCycleLR, cycled momentum included.
         warmup = (optim.warmup_steps or 0) / total_steps

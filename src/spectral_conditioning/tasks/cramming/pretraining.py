@@ -199,7 +199,9 @@ class PretrainingModule(TaskModule):
         nn.utils.clip_grad_norm_(self.parameters(), norm)
 
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = build_optimizer(self, self.optim, total_steps=self.total_steps, no_decay=self.no_decay())
+        optimizer, schedule = build_optimizer(
+            self, self.optim, total_steps=self.total_steps, no_decay=self.no_decay(), clips_itself=True
+        )
         plan: BatchPlan | None = self.trainer.datamodule.stream.plan  # type: ignore[attr-defined]
         if plan is not None:
             total, optim = plan.starts[-1], self.optim
