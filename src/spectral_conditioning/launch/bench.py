@@ -21,6 +21,7 @@ from spectral_conditioning.randomness import seed_all
 from spectral_conditioning.training.record import machine, versions, write_json
 
 PLAIN = "plain"
+MODEL = "vit_base_patch16_224"
 # Label → settings of each conditioned training step, in the order of the table.
 STEPS: dict[str, Conditioning] = {
     "identity λ=10": Conditioning(correction="identity", lam=10.0),
@@ -32,7 +33,7 @@ STEPS: dict[str, Conditioning] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line of `spectral bench`."""
-    parser.add_argument("model", nargs="?", default="vit_base_patch16_224", help="a timm model (default: %(default)s)")
+    parser.add_argument("model", nargs="?", default=MODEL, help=f"a timm model (default: {MODEL})")
     parser.add_argument(
         "--batch", type=int, default=None, metavar="N", help="images a step (default: 128 on a GPU, 4 on CPUs)"
     )
