@@ -17,6 +17,20 @@ def test_defaults_are_the_papers() -> None:
     assert Conditioning(lam=0).is_baseline
 
 
+@pytest.mark.parametrize("correction", ["identity", "polar", "svd", "scaled_identity", "orthogonal"])
+def test_lam_left_out_is_the_one_of_the_configuration_files(correction: str) -> None:
+    from omegaconf import OmegaConf
+
+    from spectral_conditioning.training.compose import config_directory
+
+    file = OmegaConf.load(config_directory() / "conditioning" / f"{correction}.yaml")
+    settings = Conditioning(correction=correction)
+    assert settings.lam == file.lam
+    assert settings.to_dict()["lam"] == file.lam
+    assert Conditioning.from_dict(settings.to_dict()) == settings
+    assert Conditioning(correction=correction, lam=3).lam == 3.0
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

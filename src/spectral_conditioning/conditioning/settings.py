@@ -22,6 +22,9 @@ _LARGEST = 1e30
 # Of these the matrix C is built from the singular vectors of W, so λ counts σ_max(W) by definition.
 _INTRINSICALLY_RELATIVE = ("polar", "svd")
 
+# The paper's λ of each correction: Theorem 3.5 has λ = 1, its experiments with λI have λ = 10.
+_THEOREM_LAM, _PRACTICE_LAM = 1.0, 10.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conditioning:
@@ -34,7 +37,7 @@ class Conditioning:
         scaled_identity  control: C = (W₀ + λ I_k) σ/(λ + σ) − W₀, the condition number of `identity` at the scale of W₀.
         orthogonal       control: C = λ Q, Q a random partial isometry drawn from `seed`.
         Every C is a constant between refreshes: the gradient reaches W as if C were not there.
-    lam: λ ≥ 0; 0 is the baseline and leaves the model alone.
+    lam: λ ≥ 0; 0 is the baseline and leaves the model alone. Left out (None): 1 for polar and svd, 10 for the others.
     relative: measure λ in units of σ, for identity, scaled_identity and orthogonal (polar and svd always do).
     placement:
         full      one C for the stacked matrix (heads·d, D) of each targeted role.
@@ -54,7 +57,7 @@ class Conditioning:
     """
 
     correction: str = "identity"
-    lam: float = 10.0
+    lam: float = None  # type: ignore[assignment]  # A number once built; its default depends on the correction.
     relative: bool = False
     placement: str = "full"
     targets: tuple[str, ...] = ROLES
@@ -68,6 +71,9 @@ class Conditioning:
     def __post_init__(self) -> None:
         for name in ("targets", "include", "exclude"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        if self.lam is None:
+            lam = _THEOREM_LAM if self.correction in _INTRINSICALLY_RELATIVE else _PRACTICE_LAM
+            object.__setattr__(self, "lam", lam)
         problems = list(self._problems())
         if problems:
             raise ConditioningError(problems_message("Conditioning", problems))
