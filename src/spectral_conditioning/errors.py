@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class SpectralError(Exception):
     """Base of every error that a user can mend."""
+
+    def __str__(self) -> str:
+        """Return the message alone, also when it comes from a loader's process, which wraps it in a traceback."""
+        text = super().__str__()
+        kind = type(self)
+        return (
+            text.rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2].strip()
+            if text.startswith("Caught ")
+            else text
+        )
 
 
 class ConditioningError(SpectralError):
@@ -29,10 +40,17 @@ class RecordError(SpectralError):
     """A run folder or record that cannot be written, read or compared."""
 
 
-def closest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name that looks most like `name`, or None when none comes near."""
-    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+def closest(name: str, allowed: Iterable[str], *, likeness: float = 0.5) -> str | None:
+    """Return the allowed name that looks most like `name`, or None when none comes near (`likeness` 0 takes any)."""
+    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=likeness)
     return matches[0] if matches else None
+
+
+def broken_record(path: Path, reason: str) -> RecordError:
+    """Return the error about a result.json that cannot be read, with the same advice wherever it is found."""
+    return RecordError(
+        f"{path}: {reason}; copy the file again, or move it away and repeat the run's spectral train command"
+    )
 
 
 def problems_message(subject: str, problems: list[str]) -> str:

@@ -66,6 +66,21 @@ def test_what_is_no_finished_run_is_refused(train: Train, tmp_path: Path):
         dispatch(["export", str(train("optim.lr=1e30").folder)])
 
 
+@pytest.mark.parametrize("damage", ["cut short", "changed", "gone"])
+def test_damaged_weights_are_named_with_the_way_out(damage: str, train: Train):
+    outcome = train()
+    path = outcome.folder / "checkpoints" / "reported.ckpt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(content) if damage == "changed" else bytes(content[:-200]))
+    with pytest.raises(RecordError, match=r"checkpoints/reported\.ckpt: .*move the folder .* repeat its spectral train"):
+        dispatch(["export", str(outcome.folder)])
+    assert not (outcome.folder / "export").exists()
+
+
 def test_tied_tensors_are_saved_once_and_named():
     weight = torch.randn(3, 3)
     kept, ties = untied({"embed.weight": weight, "head.weight": weight, "row": weight[:1]})

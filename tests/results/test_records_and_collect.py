@@ -14,6 +14,7 @@ import pytest
 from spectral_conditioning.errors import RecordError
 from spectral_conditioning.results.collect import collect
 from spectral_conditioning.results.records import chance_margin, run_from_record
+from spectral_conditioning.training.record import RunFolder
 
 Record = Callable[..., dict[str, Any]]
 
@@ -84,6 +85,12 @@ def test_broken_and_unfinished_folders_are_named(write: Callable[..., Path], run
     reasons = {Path(fault.source).name: fault.reason for fault in found.broken}
     assert "not complete JSON" in reasons["seed1"]
     assert reasons["seed2"].startswith("is empty")
+    for folder in (half, empty):  # `spectral train` on that folder advises the same.
+        with pytest.raises(RecordError) as told:
+            RunFolder(folder).read_result()
+        advice = "copy the file again, or move it away and repeat the run's spectral train command"
+        assert reasons[folder.name].endswith(advice)
+        assert str(told.value).endswith(advice)
     assert [Path(fault.source).name for fault in found.unfinished] == ["seed3"]
     assert "logged up to step 10" in found.unfinished[0].reason
 

@@ -142,9 +142,12 @@ def test_exactly_one_source(words: list[str]) -> None:
 
 @pytest.mark.usefixtures("pair")
 def test_folder_that_cannot_be_written_is_one_message(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"cannot write the comparison to .*--out"):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(RecordError, match=r"/file is a file, and the comparison goes into a folder\. .*--out"):
         run(runs, "--out", tmp_path / "file")
+    with pytest.raises(RecordError, match=r"cannot write the comparison to .*file/inside.*--out"):
+        run(runs, "--out", tmp_path / "file" / "inside")
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.usefixtures("pair")

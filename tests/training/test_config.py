@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from spectral_conditioning.cli import dispatch
 from spectral_conditioning.errors import ConfigError
 from spectral_conditioning.training.compose import check_jobs, compose_run, compose_tree, config_directory, expand_sweep
-from spectral_conditioning.training.config import typed
+from spectral_conditioning.training.config import LARGEST_SEED, typed
 from spectral_conditioning.training.identity import arm_id, conditioning, pair_digest, run_folder
+from spectral_conditioning.training.prepare import prepare
 from spectral_conditioning.training.schema import RunConfig
 from spectral_conditioning.training.storage import read_config, save_config
 
@@ -42,7 +45,14 @@ def refused(*overrides: str) -> str:
         ("budget.epochs=nan", ["budget.epochs is nan", "finite"]),
         ("data.path=flowers.zip", ["data.path is 'flowers.zip'", "experiment=imagenet/flowers"]),
         ("optim.report=ema", ["optim.ema_decay is null"]),
-        ("budget.steps=5", ["exactly one", "steps=5, epochs=40"]),
+        ("budget.steps=5", ["exactly one", "steps=5, epochs=40", "budget.epochs=null"]),
+        ("budget.epochs=null", ["exactly one", "found none", "budget.steps=1000"]),
+        ("seed=-1", ["seed is -1", "from 0 to 9223372036854775807"]),
+        (f"seed={10**400}", ["from 0 to 9223372036854775807"]),
+        ("seed=1,2", ["seed=1,2 holds several values", "add -m"]),
+        ("foo", ["'foo' sets nothing", "key=value"]),
+        ("imagenet/small", ["'imagenet/small' sets nothing", "experiment=imagenet/small"]),
+        ("data.path=a (b)[", ["'data.path=a (b)['", "quote"]),
         ("conditioning.lam=2", ["correction is 'none'", "conditioning=identity"]),
     ],
 )
@@ -50,6 +60,33 @@ def test_a_bad_override_names_thing_value_and_fix(override: str, parts: list[str
     message = refused(override)
     for part in parts:
         assert part in message
+
+
+def test_the_largest_seed_trains_a_run_of_its_own(train: Callable[..., Any]):
+    outcome = train(f"seed={LARGEST_SEED}")
+    assert outcome.record["seed"] == LARGEST_SEED
+    assert outcome.folder.name.startswith(f"seed{LARGEST_SEED}-")
+
+
+def test_words_that_are_no_overrides_are_told_with_the_fix_in_a_sweep_too():
+    with pytest.raises(ConfigError, match=r"'identity' sets nothing; .*conditioning=identity"):
+        expand_sweep(["seed=0,1", "identity"])
+
+
+def test_a_config_dir_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"--config-dir=/does/not/exist is not a folder"):
+        dispatch(["train", "--config-dir=/does/not/exist"])
+
+
+def test_a_budget_below_one_step_is_told_in_words(tiny: Make):
+    with pytest.raises(ConfigError, match=r"^budget\.epochs=0\.0001 is less than one step \(an epoch has 40\)"):
+        prepare(tiny("budget={steps: null, epochs: 0.0001, tokens: null}"))
+
+
+@pytest.mark.parametrize(("name", "near"), [("vit_tiny_patch16_22", "vit_tiny_patch16_224"), ("nope", "")])
+def test_a_model_that_timm_does_not_know_is_refused_with_the_nearest(name: str, near: str, tiny: Make):
+    with pytest.raises(ConfigError, match=rf"task\.model\.name is '{name}'.*closest '{near}\w*'"):
+        prepare(tiny(f"task.model.name={name}"))
 
 
 def test_lambda_that_is_no_number_is_refused_by_name():

@@ -16,8 +16,7 @@ from spectral_conditioning.files import write_atomically
 from spectral_conditioning.tasks.registry import load_task
 from spectral_conditioning.training.prepare import prepare
 from spectral_conditioning.training.record import RunFolder, write_json
-from spectral_conditioning.training.resume import load_checkpoint
-from spectral_conditioning.training.selection import REPORTED
+from spectral_conditioning.training.selection import load_reported
 from spectral_conditioning.training.storage import read_config
 
 # Folding adds W and C before the product instead of within it; float32 rounding of that stays far below this, relative to
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(folder.config)
     prepared = prepare(config)
     module, model = prepared.module, prepared.module.model
-    model.load_state_dict(load_checkpoint(folder.checkpoints / REPORTED)["model"])
+    model.load_state_dict(load_reported(args.run)["model"])
     module.eval()
     samples = prepared.loader.first_samples(COMPARED_SAMPLES)
     layers = len(conditioned_layers(model))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spectral_conditioning.errors import RecordError, problems_message
+from spectral_conditioning.errors import RecordError, broken_record, problems_message
 from spectral_conditioning.results.metric import Metric, is_fraction
 
 SCHEMA = 1
@@ -180,13 +180,11 @@ def read_record(path: Path) -> Run:
     """Read and check `path` (a result.json). Raises RecordError when it is half-written, broken or of another schema."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot be read ({error})") from error
-    try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        what = "is empty" if not text.strip() else f"is not complete JSON ({error})"
-        raise RecordError(f"{path}: {what}; the run was probably cut off while writing. Run it again.") from error
+        raise broken_record(path, f"is not complete JSON ({error})" if text.strip() else "is empty") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise broken_record(path, f"cannot be read ({error})") from error
     from spectral_conditioning.results.metric_log import read_metric_log
 
     return run_from_record(record, source=str(path.parent), read_log=lambda: read_metric_log(path.parent))

@@ -56,6 +56,8 @@ def write_outputs(comparison: Comparison, out: Path) -> Path:
     compare.csv, compare_arms.csv, compare.md, compare.tex, and for each table <experiment>-lambda.png, -training.png and
     -spectra.png (the last when spectra were logged). Raises RecordError when `out` cannot be written to.
     """
+    if out.exists() and not out.is_dir():
+        raise RecordError(f"{out} is a file, and the comparison goes into a folder. Choose another with --out.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         texts = {

@@ -54,10 +54,12 @@ def compose_run(overrides: Sequence[str], *, directory: Path | None = None) -> R
 def _explain(overrides: list[str], error: Exception) -> str:
     """Say what is wrong with the overrides: every unknown group, choice and key, with the nearest valid one."""
     loader = GlobalHydra.instance().config_loader()
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as syntax:
-        return f"command line: {' '.join(str(syntax).split())}"
+    parsed = parse_overrides(overrides)
+    if sweeps := [item.input_line for item in parsed if item.is_sweep_override()]:
+        problems = [
+            f"{line} holds several values; add -m for a sweep, or give one (a list is [a,b])" for line in sweeps
+        ]
+        return problems_message("command line", problems)
     groups = [item for item in parsed if _is_group(loader, item)]
     problems = _choice_problems(loader, groups)
     if not problems:
@@ -77,6 +79,35 @@ def _explain(overrides: list[str], error: Exception) -> str:
             near = closest(key, [*known, *_group_names(loader)])
             problems.append(f"unknown key {key!r}" + (f"; closest {near!r}" if near else "; see spectral train --help"))
     return problems_message("command line", problems or [" ".join(str(error).split())])
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """Parse overrides; raises ConfigError that names every word that is none, and how one is written."""
+    parser, parsed, problems = OverridesParser.create(), [], []
+    for word in words:
+        try:
+            parsed.append(parser.parse_override(word))
+        except HydraException as error:
+            if "=" not in word:
+                problems.append(f"{word!r} sets nothing; write group=choice or key=value" + _meant(word))
+                continue
+            reason = str(error).splitlines()[0]
+            problems.append(
+                f"{word!r} cannot be read ({reason}); quote a value with spaces, commas or brackets twice: 'key=\"a (b)\"'"
+            )
+    if problems:
+        raise ConfigError(problems_message("command line", problems))
+    return parsed
+
+
+def _meant(word: str) -> str:
+    """Return the choice that a bare word spells, as a hint."""
+    folder = config_directory()
+    for path in sorted(folder.rglob("*.yaml")):
+        group, _, choice = path.relative_to(folder).with_suffix("").as_posix().partition("/")
+        if word in (choice, f"{group}/{choice}") and choice:
+            return f", e.g. {group}={choice}"
+    return ""
 
 
 def _is_group(loader: ConfigLoader, item: Override) -> bool:
@@ -108,11 +139,11 @@ def _choices(loader: ConfigLoader, group: str) -> list[str]:
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of every job of a multirun, in Hydra's order: `a=1,2 b=3` gives [[a=1, b=3], [a=2, b=3]]."""
+    parsed = parse_overrides(overrides)
+    for item in parsed:
+        if item.is_sweep_override() and item.is_delete():
+            raise ConfigError(f"command line: a deletion cannot be swept: {item.input_line}")
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for item in parsed:
-            if item.is_sweep_override() and item.is_delete():
-                raise ConfigError(f"command line: a deletion cannot be swept: {item.input_line}")
         return [job for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None) for job in batch]
     except HydraException as error:
         raise ConfigError(f"command line: {' '.join(str(error).split())}") from error
@@ -126,7 +157,7 @@ def check_launcher(jobs: Sequence[Sequence[str]], *, directory: Path | None = No
     """
     checked = set()
     for job in jobs:
-        parsed = OverridesParser.create().parse_overrides(list(job))
+        parsed = parse_overrides(job)
         given = {item.key_or_group: str(item.value()) for item in parsed}
         key = tuple(item for item in job if item.startswith(("experiment=", "hydra/")))
         if key in checked:

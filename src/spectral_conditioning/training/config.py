@@ -43,6 +43,8 @@ SECTIONS: dict[str, type] = {
     "logger": LoggerConfig,
     "paths": PathsConfig,
 }
+# A signed 64-bit number, which every file format and tool takes.
+LARGEST_SEED = 2**63 - 1
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 CHOICES = {
     "trainer.accelerator": ("cpu", "gpu", "auto"),
@@ -140,8 +142,8 @@ def typed(tree: DictConfig | Mapping[str, Any]) -> RunConfig:
     model = _section(task_tree, "task.model", module.ModelConfig, problems)  # type: ignore[arg-type]
     data = _section(values, "data", module.DataConfig, problems)
     seed, name = values.get("seed", 0), values.get("name")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        problems.append(f"seed is {seed!r}; it must be a whole number from 0")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
+        problems.append(f"seed is {seed!r}; it must be a whole number from 0 to {LARGEST_SEED}")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name):
         problems.append(f"name is {name!r}; it must be words of letters, digits, '_', '-', '.' joined by '/'")
     if problems:
@@ -169,7 +171,8 @@ def value_problems(config: RunConfig) -> list[str]:
     given = {key: value for key, value in dataclasses.asdict(config.budget).items() if value is not None}
     if len(given) != 1:
         shown = ", ".join(f"{key}={value}" for key, value in given.items()) or "none"
-        problems.append(f"budget needs exactly one of steps, epochs, tokens; found {shown} (set the others to null)")
+        hint = f"set the others to null, e.g. budget.{[*given][-1]}=null" if given else "e.g. budget.steps=1000"
+        problems.append(f"budget needs exactly one of steps, epochs, tokens; found {shown}; {hint}")
     problems += [
         f"budget.{key} is {value}; it must be a finite number above 0"
         for key, value in given.items()

@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from spectral_conditioning.errors import SpectralError
+from spectral_conditioning.errors import ConfigError, SpectralError
 from spectral_conditioning.training.compose import ROOT, check_jobs, check_launcher, config_directory, expand_sweep
 from spectral_conditioning.training.config import typed
 from spectral_conditioning.training.run import run
@@ -47,6 +47,10 @@ def train(argv: Sequence[str]) -> int:
         jobs = expand_sweep(arguments.overrides) if arguments.multirun else [arguments.overrides]
         # Hydra adds the user's own folder to the search path by itself; the check has to be told.
         folder = arguments.config_dir
+        if folder and not Path(folder).is_dir():
+            raise ConfigError(
+                f"--config-dir={folder} is not a folder; give one with group folders such as conditioning/"
+            )
         extra = [f"hydra.searchpath=['file://{Path(folder).absolute()}']"] if folder else []
         check_jobs([[*job, *extra] for job in jobs])
         check_launcher(jobs)

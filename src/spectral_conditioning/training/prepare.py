@@ -18,8 +18,8 @@ from spectral_conditioning.tasks.registry import load_task
 from spectral_conditioning.tasks.streams import StreamDataModule
 from spectral_conditioning.training.identity import conditioning
 from spectral_conditioning.training.record import hash_tensors
-from spectral_conditioning.training.resume import load_checkpoint
 from spectral_conditioning.training.schema import RunConfig
+from spectral_conditioning.training.selection import load_reported
 from spectral_conditioning.training.storage import read_config
 
 
@@ -93,7 +93,7 @@ def load_run_model(folder: Path) -> nn.Module:
     config = read_config(folder / "config.yaml")
     task = load_task(config.task.name)
     model, _, _ = build(config, task, task.load_data(config))
-    model.load_state_dict(load_checkpoint(folder / "checkpoints" / "reported.ckpt")["model"])
+    model.load_state_dict(load_reported(folder)["model"])
     return model.eval()
 
 
@@ -132,9 +132,8 @@ def total_steps(config: RunConfig, data: TaskData, loader: StreamDataModule) -> 
         assert budget.tokens is not None
         steps = budget.tokens // (_tokens_per_sample(config, data) * config.data.batch_size)
     if steps < 1:
-        raise ConfigError(
-            f"the budget {dataclasses.asdict(budget)} is less than one step ({per_epoch:g} steps an epoch)"
-        )
+        size = f"budget.epochs={budget.epochs:g}" if budget.epochs is not None else f"budget.tokens={budget.tokens:,}"
+        raise ConfigError(f"{size} is less than one step (an epoch has {per_epoch:g}); give more, or budget.steps")
     return steps
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from spectral_conditioning.errors import RecordError
+from spectral_conditioning.errors import RecordError, broken_record
 from spectral_conditioning.files import write_atomically
 
 SCHEMA = 1
@@ -98,7 +98,7 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise RecordError(f"cannot read {self.result}: {error}; move it away to run again") from error
+            raise broken_record(self.result, f"cannot be read ({error})") from error
 
 
 class MetricsFile:

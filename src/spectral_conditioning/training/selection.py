@@ -18,6 +18,16 @@ from spectral_conditioning.training.resume import load_checkpoint
 REPORTED = "reported.ckpt"
 
 
+def load_reported(run: Path) -> dict[str, Any]:
+    """Read what `Selection` saved of a finished run: model, step, weights, val. RecordError with the way out if it is damaged."""
+    try:
+        return load_checkpoint(run / "checkpoints" / REPORTED)
+    except RecordError as error:
+        raise RecordError(
+            f"{error}. Copy the file again, or move the folder {run} away and repeat its spectral train command"
+        ) from error
+
+
 class Selection(Callback):
     """Keep `reported.ckpt`: the evaluated weights of the step that the rule selects, with that step's validation metrics."""
 

@@ -53,16 +53,23 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = decode(self.source.read(index), name=self.source.name(index), origin=self.source.origin)
+        try:
+            image = decode(self.source.read(index), name=self.source.name(index), origin=self.source.origin)
+        except DataError as error:
+            raise DataError(
+                f"{error}. `spectral prepare imagenet {self.source.origin}` lists every such image"
+            ) from error
         return self.transform(image), int(self.source.labels[index])
 
 
 def check_name(name: str) -> None:
     """Raise ConfigError with the nearest name when timm has no model called `name`."""
     if not timm.is_model(name):
-        near = closest(name, timm.list_models())
-        hint = f"; closest {near!r}" if near else ""
-        raise ConfigError(f"task.model.name is {name!r}, which timm {timm.__version__} does not know{hint}")
+        near = closest(name, timm.list_models(), likeness=0)
+        raise ConfigError(
+            f"task.model.name is {name!r}, which timm {timm.__version__} does not know; closest {near!r} "
+            f"(timm.list_models() names them all)"
+        )
 
 
 def input_config(model: ModelConfig, data: DataConfig) -> dict[str, Any]:
