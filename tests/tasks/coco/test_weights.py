@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import yaml
+from mmengine.logging import HistoryBuffer
 from timm.models.xcit import Xcit
 
 from spectral_conditioning import Conditioning, condition
@@ -182,6 +183,34 @@ def test_a_conditioned_run_is_not_corrected_twice(tiny: ModelConfig, tmp_path: P
         for role in "qkv":
             assert torch.allclose(item.projections[role].stored(), source.projections[role].stored(), atol=2e-6)
             assert torch.allclose(item.projections[role].effective(), source.projections[role].effective(), atol=2e-6)
+
+
+def test_objects_in_a_checkpoint_are_not_run_and_the_way_out_works(
+    tiny: ModelConfig, classifier: Callable[..., Xcit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mmengine saves its log beside the weights, which torch's safe reading refuses."""
+    monkeypatch.chdir(tmp_path)
+    log = HistoryBuffer()
+    log.update(1.0)
+    saved = classifier().state_dict()
+    torch.save({"meta": {"epoch": 1}, "state_dict": saved, "message_hub": {"log_scalars": {"loss": log}}}, "mm.pth")
+    with pytest.raises(DataError, match="it holds objects beside its tensors") as caught:
+        load_body_weights(body(tiny), "mm.pth")
+    advice = str(caught.value).rpartition(": ")[2]
+    eval(advice, {"torch": torch})
+    started = body(tiny)
+    load_body_weights(started, "weights.pth")
+    assert torch.equal(started.state_dict()["blocks.0.attn.qkv.weight"], saved["blocks.0.attn.qkv.weight"])
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"no weights"])
+def test_a_damaged_run_is_named(
+    content: bytes, tiny: ModelConfig, tmp_path: Path, classifier: Callable[..., Xcit]
+) -> None:
+    run = save_run(tmp_path / "run", classifier(), settings={})
+    (tmp_path / "run/checkpoints/reported.ckpt").write_bytes(content)
+    with pytest.raises(DataError, match=r"/run cannot be read as a run: .*; copy it again"):
+        load_body_weights(body(tiny), run)
 
 
 def test_runs_of_other_tasks_are_refused(tiny: ModelConfig, tmp_path: Path, classifier: Callable[..., Xcit]) -> None:

@@ -65,6 +65,29 @@ def test_gradient_does_not_depend_on_the_split() -> None:
         torch.testing.assert_close(a, parameter.grad, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "aot_eager"),
+        pytest.param("cuda", "inductor", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+    ],
+)
+def test_a_compiled_model_accumulates_the_same_gradients(device: str, backend: str) -> None:
+    """Four micro-batches; of compiled graphs that reuse memory, wrong sums were reported (pytorch 96693)."""
+    torch.manual_seed(1)
+    positions = torch.stack([torch.randperm(N)[:9].sort().values for _ in range(4)])
+    masked = Masked(*(t.to(device) for t in (torch.randint(V, (4, N)), positions, torch.randint(V, (4, 9)))))
+    found = []
+    for compiled in (False, True):
+        training = module(1).float().to(device)
+        if compiled:
+            training.model.compile(backend=backend)
+        training.accumulate(masked)
+        found.append({name: parameter.grad for name, parameter in training.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_groups_of_the_recipe(tiny: Make) -> None:
     """Names with `bias` or `norm` are spared; everything else decays by 0.01, the scalar of the positions included."""
     config = tiny()

@@ -109,10 +109,12 @@ def test_other_family_and_other_classes_are_refused(tmp_path: Path) -> None:
         load_initial_weights(tiny_swin(classes=5), tmp_path / "seven.pth")
 
 
-@pytest.mark.parametrize("name", ["none.pth", "text.pth", "text.safetensors", "number.pth"])
+@pytest.mark.parametrize("name", ["none.pth", "text.pth", "hello.pth", "empty.pth", "text.safetensors", "number.pth"])
 def test_files_that_hold_no_weights_are_refused(name: str, tmp_path: Path) -> None:
-    if name.startswith("text"):
-        (tmp_path / name).write_text("no weights")
+    if name.startswith(("text", "hello")):
+        (tmp_path / name).write_text("no weights" if name.startswith("text") else "hello")
+    elif name.startswith("empty"):
+        (tmp_path / name).touch()
     elif name.startswith("number"):
         torch.save({"model": {"norm.weight": 3}}, tmp_path / name)
     with pytest.raises(DataError, match=re.escape(name)):

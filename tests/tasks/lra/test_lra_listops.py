@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -132,6 +135,27 @@ def test_known_trees_never_change() -> None:
     # Written down once: a change here means that every prepared folder changes, and GENERATOR must be raised.
     part = generate_chunk(ListopsOptions(min_length=4, max_length=9, max_depth=3, max_args=4), 0)
     assert [" ".join(t) for t in expressions(part)[:4]] == KNOWN
+
+
+def test_the_hash_seed_of_python_changes_nothing(tmp_path: Path) -> None:
+    """The benchmark's own generator goes over a set, in an order that changes with every process."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from spectral_conditioning.tasks.lra import listops\n"
+        "from spectral_conditioning.tasks.lra.listops_trees import ListopsOptions\n"
+        "from spectral_conditioning.tasks.lra.preparation import prepare\n"
+        "sizes = ListopsOptions(train=40, val=5, test=5, min_length=10, max_length=60, max_depth=5, max_args=6)\n"
+        "prepare(listops.generated(sizes), Path(sys.argv[1]))"
+    )
+    files = []
+    for seed in ("0", "4242"):
+        folder = tmp_path / seed
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", program, str(folder)], env=environment, check=True, timeout=120)
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert len(sequences(tmp_path / "0", "train")) == 40
+    assert "manifest.json" in files[0]
+    assert files[0] == files[1]
 
 
 def test_trees_are_different_across_all_splits(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from spectral_conditioning.errors import RecordError
 from spectral_conditioning.randomness import seed_all
 from spectral_conditioning.tasks.base import Reported
 from spectral_conditioning.tasks.lra.module import SequenceModule
@@ -20,6 +21,7 @@ from spectral_conditioning.tasks.optim import OptimConfig
 from spectral_conditioning.tasks.streams import CollateBatch, EvaluationBatches, SeededDataset
 from spectral_conditioning.training.callbacks import RecordOrder
 from spectral_conditioning.training.compose import compose_run
+from spectral_conditioning.training.identity import run_folder
 from spectral_conditioning.training.prepare import prepare
 from spectral_conditioning.training.record import hash_tensors
 from spectral_conditioning.training.run import run
@@ -161,6 +163,19 @@ print(json.dumps([hash_tensors(model.named_parameters()), module.evaluation_metr
     again, metrics = json.loads(told.strip().splitlines()[-1])
     assert again == weights[1]
     assert metrics["loss"] == pytest.approx(outcome.record["metrics"]["test/loss"], rel=1e-6)
+
+
+def test_weights_that_do_not_give_their_validation_value_again_are_not_tested(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, scripted = SequenceModule.evaluation_metrics, iter([0.5, 0.9, 0.4, 0.7])
+    monkeypatch.setattr(
+        SequenceModule, "evaluation_metrics", lambda module: {**measured(module), "accuracy": next(scripted)}
+    )
+    config = tiny()
+    with pytest.raises(RecordError, match=r"validation accuracy 0\.900000 .* 0\.700000 when read back"):
+        run(config)
+    assert not (run_folder(config) / "result.json").exists()
 
 
 def test_reported_number() -> None:

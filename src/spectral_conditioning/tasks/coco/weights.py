@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import timm
@@ -81,8 +82,11 @@ def run_weights(folder: Path) -> dict[str, Tensor]:
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text())
         saved: dict[str, Any] = torch.load(folder / REPORTED, map_location="cpu", weights_only=True)["model"]
-    except (OSError, KeyError, RuntimeError, yaml.YAMLError) as error:
-        raise DataError(f"init.weights {folder} cannot be read as a run: {error}") from error
+    except (OSError, EOFError, LookupError, RuntimeError, UnpicklingError, yaml.YAMLError) as error:
+        reason = str(error).partition("\n")[0] or "it is empty"
+        raise DataError(
+            f"init.weights {folder} cannot be read as a run: {reason}; copy it again, or train it anew"
+        ) from error
     if config["task"]["name"] != "imagenet":
         raise DataError(f"init.weights {folder} is a run of task {config['task']['name']!r}; it must be of 'imagenet'")
     payloads = [decode(value) for name, value in saved.items() if name.endswith(EXTRA_STATE)]

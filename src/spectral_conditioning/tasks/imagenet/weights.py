@@ -33,8 +33,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise DataError(f"init.weights {path} does not exist; give a .pth or .safetensors file")
     try:
         weights = load_state_dict(str(path), use_ema=False)
-    except (RuntimeError, UnpicklingError, SafetensorError, OSError, EOFError, ValueError, AttributeError) as error:
-        raise DataError(f"init.weights {path} cannot be read as weights: {str(error).splitlines()[0]}") from error
+    except (
+        RuntimeError,
+        UnpicklingError,
+        SafetensorError,
+        OSError,
+        EOFError,
+        LookupError,
+        ValueError,
+        AttributeError,
+    ) as error:
+        reason = str(error).partition("\n")[0] or "it is empty"
+        if "weights_only" in reason:
+            reason = (
+                "it holds objects beside its tensors, as mmengine's checkpoints do. If you trust it, save the tensors alone: "
+                f"torch.save(torch.load('{path}', weights_only=False)['state_dict'], 'weights.pth')"
+            )
+        raise DataError(f"init.weights {path} cannot be read as weights: {reason}") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise DataError(
             f"init.weights {path} holds no state dict of tensors, neither by itself nor under 'model' or 'state_dict'"
