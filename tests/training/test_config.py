@@ -52,6 +52,7 @@ def refused(*overrides: str) -> str:
         ("seed=1,2", ["seed=1,2 holds several values", "add -m"]),
         ("foo", ["'foo' sets nothing", "key=value"]),
         ("imagenet/small", ["'imagenet/small' sets nothing", "experiment=imagenet/small"]),
+        ("name=../x", ["name is '../x'", "words of letters"]),
         ("data.path=a (b)[", ["'data.path=a (b)['", "quote"]),
         ("conditioning.lam=2", ["correction is 'none'", "conditioning=identity"]),
     ],
@@ -73,9 +74,24 @@ def test_words_that_are_no_overrides_are_told_with_the_fix_in_a_sweep_too():
         expand_sweep(["seed=0,1", "identity"])
 
 
-def test_a_config_dir_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match=r"--config-dir=/does/not/exist is not a folder"):
-        dispatch(["train", "--config-dir=/does/not/exist"])
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config-dir=/does/not/exist", "--config-dir=/does/not/exist is not a folder"),
+        ("--config-path=/does/not/exist", "--config-path=/does/not/exist: spectral train composes its own train.yaml"),
+        ("--config-name=nope", "--config-name=nope: .*use experiment=NAME"),
+    ],
+)
+def test_a_flag_of_hydra_that_leads_nowhere_is_named(flag: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        dispatch(["train", flag])
+
+
+def test_an_unknown_flag_is_told_by_the_command_it_belongs_to(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        dispatch(["train", "--nope"])
+    assert ended.value.code == 2
+    assert "spectral train: error: unrecognized arguments: --nope" in capsys.readouterr().err
 
 
 def test_a_budget_below_one_step_is_told_in_words(tiny: Make):

@@ -144,7 +144,7 @@ def typed(tree: DictConfig | Mapping[str, Any]) -> RunConfig:
     seed, name = values.get("seed", 0), values.get("name")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
         problems.append(f"seed is {seed!r}; it must be a whole number from 0 to {LARGEST_SEED}")
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]*\w[\w.-]*(/[\w.-]*\w[\w.-]*)*", name):
         problems.append(f"name is {name!r}; it must be words of letters, digits, '_', '-', '.' joined by '/'")
     if problems:
         raise ConfigError(problems_message("configuration", problems))

@@ -41,7 +41,15 @@ def flags_first(argv: Sequence[str]) -> list[str]:
 def train(argv: Sequence[str]) -> int:
     """Run `spectral train`; returns 1 when a job failed, after the others have run."""
     argv = flags_first(argv)
-    arguments = get_args_parser().parse_args(argv)
+    parser = get_args_parser()
+    parser.prog = "spectral train"
+    arguments = parser.parse_args(argv)
+    for flag, given in (("--config-name", arguments.config_name), ("--config-path", arguments.config_path)):
+        if given:
+            raise ConfigError(
+                f"{flag}={given}: spectral train composes its own train.yaml; use experiment=NAME, and --config-dir=FOLDER for "
+                f"experiments and groups of your own"
+            )
     FAILURES.clear()
     if not (arguments.help or arguments.hydra_help or arguments.cfg or arguments.info):
         jobs = expand_sweep(arguments.overrides) if arguments.multirun else [arguments.overrides]
