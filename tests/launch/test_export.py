@@ -76,7 +76,9 @@ def test_damaged_weights_are_named_with_the_way_out(damage: str, train: Train):
         path.unlink()
     else:
         path.write_bytes(bytes(content) if damage == "changed" else bytes(content[:-200]))
-    with pytest.raises(RecordError, match=r"checkpoints/reported\.ckpt: .*move the folder .* repeat its spectral train"):
+    with pytest.raises(
+        RecordError, match=r"checkpoints/reported\.ckpt: .*move the folder .* repeat its spectral train"
+    ):
         dispatch(["export", str(outcome.folder)])
     assert not (outcome.folder / "export").exists()
 
