@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spectral_conditioning.cli import COMMANDS, dispatch
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -37,12 +39,18 @@ def test_a_mistake_is_one_message_and_status_one(words: list[str], parts: list[s
 
 
 def test_help_names_every_command_and_every_group(tmp_path: Path):
-    from spectral_conditioning.cli import COMMANDS
-
     text = spectral("--help", cwd=tmp_path).stdout
     assert all(name in text for name in ("train", *COMMANDS))
     text = spectral("train", "--help", cwd=tmp_path).stdout
     assert all(f"\n{group.name}" in text for group in (ROOT / "conf").iterdir() if group.is_dir())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        dispatch([name, "--help"])
+    assert ended.value.code == 0
+    assert f"spectral {name}" in capsys.readouterr().out
 
 
 def test_importing_the_library_imports_torch_and_nothing_else(tmp_path: Path):

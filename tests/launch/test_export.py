@@ -37,8 +37,9 @@ def test_exported_weights_load_in_timm_and_give_the_recorded_accuracy(arm: str, 
     assert described["folded_layers"] == (0 if arm == "none" else 1)
 
 
-def test_the_card_runs_and_says_what_was_done(train: Train):
-    outcome = train("conditioning=identity", "conditioning.lam=3")
+@pytest.mark.parametrize("norm_layer", ["null", "none"])
+def test_the_card_runs_and_says_what_was_done(norm_layer: str, train: Train):
+    outcome = train("conditioning=identity", "conditioning.lam=3", f"task.model.norm_layer={norm_layer}")
     dispatch(["export", str(outcome.folder), "--out", "card"])
     card = Path("card/README.md").read_text()
     assert '"lam": 3.0' in card

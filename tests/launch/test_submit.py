@@ -9,10 +9,12 @@ import pytest
 
 from spectral_conditioning.cli import dispatch
 from spectral_conditioning.errors import ConfigError, RecordError, SpectralError
-from spectral_conditioning.launch import element
+from spectral_conditioning.launch import element, submit
 from spectral_conditioning.launch.status import last_error
 from spectral_conditioning.training.compose import config_directory
+from spectral_conditioning.training.identity import run_folder
 from spectral_conditioning.training.record import source_digest
+from spectral_conditioning.training.schema import RunConfig
 from spectral_conditioning.training.storage import read_config
 
 from .conftest import FakeSlurm
@@ -191,3 +193,35 @@ def test_the_last_error_of_a_log_is_found(text: str, line: str, tmp_path: Path):
     (tmp_path / "log").write_text(text)
     assert str(last_error(tmp_path / "log")).startswith(line)
     assert last_error(tmp_path / "none") is None
+
+
+def test_a_study_is_trained_here_stage_by_stage_without_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    trained: list[list[tuple[str, str, int]]] = []
+
+    def train(configs: list[RunConfig], *, folder: Path, workers: int) -> int:
+        trained.append([(config.name, config.conditioning.correction, config.seed) for config in configs])
+        assert workers == 2
+        for config in configs:
+            finish(run_folder(config))
+        return 0
+
+    monkeypatch.setattr(submit, "train_locally", train)
+    Path("study.yaml").write_text(
+        "stages:\n  first: {experiments: [imagenet/small], arms: [[conditioning=none], [conditioning=polar]], seeds: [0]}\n"
+        "  second: {after: first, experiments: [imagenet/small], overrides: [budget.epochs=1]}\n"
+    )
+    assert dispatch(["submit", ".", "--local", "2"]) == 0
+    runs = [("imagenet/small", "none", 0), ("imagenet/small", "polar", 0)]
+    assert trained == [runs, runs]
+    assert "4 done" in capsys.readouterr().out
+    assert dispatch(["status", "study.yaml"]) == 0
+    monkeypatch.setattr(submit, "train_locally", lambda configs, **_: trained.append(configs) or 1)
+    assert dispatch(["submit", ".", "--local", "2", "paths.runs=other"]) == 1
+    assert len(trained) == 3  # a failed stage ends the study
+    with pytest.raises(ConfigError, match="without a site; leave out 'site=mine'"):
+        dispatch(["submit", ".", "--local", "2", "site=mine"])
+    with pytest.raises(ConfigError, match="--local is 0; it must be at least 1"):
+        dispatch(["submit", ".", "--local", "0"])

@@ -125,10 +125,13 @@ def model_card(record: dict[str, Any], call: dict[str, Any] | None, *, layers: i
         f"{difference:.0e} of their size. Do not condition these weights again.",
     ]
     if call is not None:
-        arguments = ", ".join(f"{key}={value!r}" for key, value in call["arguments"].items())
-        package = call["function"].split(".")[0]
+        classes = {key for key, value in call["arguments"].items() if str(value).startswith("torch.")}
+        arguments = ", ".join(
+            f"{key}={value if key in classes else repr(value)}" for key, value in call["arguments"].items()
+        )
+        packages = [call["function"].split(".")[0], *(["torch"] if classes else [])]
         lines += [
-            "", "```python", f"import {package}", "from safetensors.torch import load_file", "",
+            "", "```python", *(f"import {package}" for package in packages), "from safetensors.torch import load_file", "",
             f"model = {call['function']}({arguments})",
             'model.load_state_dict(load_file("model.safetensors"), strict=True)', "```",
         ]  # fmt: skip

@@ -1,5 +1,7 @@
 """`spectral submit`: a study becomes arrays of jobs in the queue, without the runs that are finished or already there.
 
+With --local the runs are trained on this machine instead, and the call returns when they have ended.
+
 Everything is composed, checked and shown to Slurm (sbatch --test-only) before the first job is submitted.
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 from spectral_conditioning.errors import ConfigError, SpectralError
 from spectral_conditioning.files import write_atomically
 from spectral_conditioning.launch import slurm
+from spectral_conditioning.launch.local import train_locally
 from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.scripts import array_script, train_script
 from spectral_conditioning.launch.site import Site, read_site, value_from_text
@@ -31,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STUDY [KEY=VALUE…] site=NAME",
         help="a folder with study.yaml, or none and a sweep as in spectral train -m; overrides for every run; the site, "
         "and site.KEY=VALUE for single values of it",
+    )
+    parser.add_argument(
+        "--local", type=int, metavar="N", help="train here, in N processes of one thread, without SLURM or a site"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the scripts; write and submit nothing")
     parser.add_argument("--max-parallel", type=int, metavar="N", help="train at most N elements at a time")
@@ -95,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """Submit what is missing of a study and return at once."""
     if args.max_parallel is not None and args.max_parallel < 1:
         raise ConfigError(f"--max-parallel is {args.max_parallel}; it must be at least 1")
+    if args.local is not None:
+        return run_locally(args)
     source, words = split_words(args.words)
     overrides, site_name, site_values = split_site(words)
     study = read_study(source, overrides)
@@ -127,6 +135,32 @@ def run(args: argparse.Namespace) -> int:
         print(summary(all_states(folder)))
     print(f"follow them with: spectral status {_relative(folder.path)}")
     return 0
+
+
+def run_locally(args: argparse.Namespace) -> int:
+    """Train a study on this machine, one stage after the other; finished runs are left alone, interrupted ones go on."""
+    if args.local < 1:
+        raise ConfigError(f"--local is {args.local}; it must be at least 1")
+    source, overrides = split_words(args.words)
+    if sites := [word for word in overrides if word.partition("=")[0].split(".")[0] == "site"]:
+        raise ConfigError(f"--local trains on this machine, without a site; leave out {sites[0]!r} or --local")
+    study = read_study(source, overrides)
+    elements = expand(study, overrides)
+    if not elements:
+        raise ConfigError(f"study {study.name!r} has no runs")
+    if args.dry_run:
+        print("\n".join(label(config) for element in elements for config in element.configs))
+        return 0
+    folder, failed = StudyFolder.of(study.name, elements), 0
+    with folder.owned():
+        folder.write()  # so that `spectral status` knows the runs
+        for stage in study.stages:
+            configs = [config for element in elements if element.stage is stage for config in element.configs]
+            failed += train_locally(configs, folder=folder.path / "local" / stage.name, workers=args.local)
+            if failed:
+                break  # A later stage starts from the runs of this one.
+    print(summary(all_states(folder)))
+    return 1 if failed else 0
 
 
 def split_site(words: Sequence[str]) -> tuple[list[str], str, dict[str, Any]]:

@@ -100,6 +100,10 @@ def test_data_values_that_do_not_fit(changes: dict[str, object], said: str) -> N
         ({"smoothing": 1.0}, "task.model.smoothing is 1.0; it must lie in [0, 1)"),
         ({"drop_path_rate": -0.1}, "task.model.drop_path_rate is -0.1"),
         ({"depth": 0}, "task.model.depth is 0"),
+        (
+            {"norm_layer": "layer_norm"},
+            "task.model.norm_layer is 'layer_norm'; allowed: layernorm, rmsnorm, none; closest",
+        ),
         ({"embed_dim": 64, "num_heads": 3}, "task.model.embed_dim is 64, not a multiple of task.model.num_heads (3)"),
         ({"patch_size": 3}, "task.model.img_size is 8, not a multiple of task.model.patch_size (3)"),
     ],
@@ -129,6 +133,16 @@ def test_every_architecture_setting_reaches_timm() -> None:
     assert (block.attn.attn_drop.p, block.drop_path1.drop_prob, model.head_drop.p) == pytest.approx((0.2, 0.3, 0.1))  # type: ignore[union-attr]
     assert model.cls_token is None
     assert model.head.out_features == 6  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("chosen", "kind"), [(None, "LayerNorm"), ("rmsnorm", "RmsNorm"), ("none", "Identity")])
+def test_the_normalisation_is_what_was_chosen(chosen: str | None, kind: str) -> None:
+    given = ModelConfig(name="vit_tiny_patch16_224", img_size=16, depth=2, norm_layer=chosen)
+    model = build_classifier(given, outputs=2)
+    places = ["blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm"]
+    assert [type(model.get_submodule(place)).__name__ for place in places] == [kind] * 5
+    left = {type(module).__name__ for module in model.modules()} & {"LayerNorm", "RmsNorm"}
+    assert left == {kind} - {"Identity"}
 
 
 def test_setting_that_a_model_does_not_take_is_named() -> None:

@@ -9,6 +9,7 @@ from spectral_conditioning.errors import closest
 from spectral_conditioning.tasks.settings import LoaderConfig, loader_problems
 
 SOURCES = ("digits", "images", "parquet", "hub", "shards")
+NORM_LAYERS = ("layernorm", "rmsnorm", "none")
 LOSSES = ("cross_entropy", "binary_cross_entropy")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "random")
 ERASING_MODES = ("const", "rand", "pixel")
@@ -22,8 +23,9 @@ class ModelConfig:
     """A timm model by name; a value of null leaves what the name stands for.
 
     num_classes: must equal the number of classes in the data, null takes it from there. img_size, patch_size, embed_dim, depth,
-    num_heads, mlp_ratio, class_token, global_pool, qkv_bias, drop_rate, attn_drop_rate, drop_path_rate: timm's arguments of
-    these names, for models that have them. loss, smoothing: training loss and label smoothing in [0, 1).
+    num_heads, mlp_ratio, class_token, global_pool, qkv_bias, drop_rate, attn_drop_rate, drop_path_rate, norm_layer: timm's
+    arguments of these names, for models that have them; norm_layer "none" leaves every normalisation out. loss, smoothing:
+    training loss and label smoothing in [0, 1).
     """
 
     name: str = "vit_base_patch16_224"
@@ -41,6 +43,7 @@ class ModelConfig:
     drop_rate: float | None = None
     attn_drop_rate: float | None = None
     drop_path_rate: float | None = None
+    norm_layer: str | None = None
     loss: str = "cross_entropy"
     smoothing: float = 0.0
 
@@ -108,6 +111,8 @@ def _interval(name: str, value: tuple[float, float]) -> list[str]:
 def model_problems(model: ModelConfig) -> list[str]:
     """Name every model value that is out of range; whether timm knows the name is found when the model is built."""
     found = _choice("task.model.loss", model.loss, LOSSES)
+    if model.norm_layer is not None:
+        found += _choice("task.model.norm_layer", model.norm_layer, NORM_LAYERS)
     for name in ("smoothing", "drop_rate", "attn_drop_rate", "drop_path_rate"):
         found += _within(f"task.model.{name}", getattr(model, name), 0, 1, open_end=True)
     for name in ("num_classes", "in_chans", "img_size", "patch_size", "embed_dim", "depth", "num_heads"):

@@ -24,14 +24,18 @@ ARCHITECTURE = (
     "drop_rate",
     "attn_drop_rate",
     "drop_path_rate",
+    "norm_layer",
 )
+NO_NORM = "torch.nn.Identity"
 
 
 def timm_arguments(model: ModelConfig, *, outputs: int) -> dict[str, Any]:
-    """Return the arguments of `timm.create_model` that build the network of these settings."""
+    """Return the arguments of `timm.create_model` that build the network of these settings, a class by its dotted name."""
     given = {key: getattr(model, key) for key in ARCHITECTURE if getattr(model, key) is not None}
     # Some models are built without the argument, so naming the three channels they have anyway would fail.
     channels = {} if model.in_chans == 3 else {"in_chans": model.in_chans}
+    if model.norm_layer == "none":
+        given["norm_layer"] = NO_NORM
     return {"model_name": model.name, "num_classes": outputs, **channels, **given}
 
 
@@ -43,6 +47,8 @@ def build_classifier(model: ModelConfig, *, outputs: int) -> nn.Module:
     check_name(model.name)
     arguments = timm_arguments(model, outputs=outputs)
     shown = ", ".join(f"{key}={value}" for key, value in arguments.items() if key in ARCHITECTURE)
+    if arguments.get("norm_layer") == NO_NORM:
+        arguments["norm_layer"] = nn.Identity
     try:
         built: nn.Module = timm.create_model(pretrained=False, **arguments)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
