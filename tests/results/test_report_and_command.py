@@ -180,6 +180,30 @@ def test_two_experiments_have_two_tables_and_files(runs: Path, write: Write, tmp
     assert (tmp_path / "compare.tex").read_text(encoding="utf-8").count(r"\bottomrule") == 2
 
 
+def test_learning_rate_sweep_is_in_every_output(
+    runs: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rate, base in ((0.001, 0.90), (0.003, 0.80)):
+        for lam in (0.0, 10.0):
+            config = {"optim": {"lr": rate}}
+            write(base + lam / 1000, lam=lam, name=f"{rate}", hashes__pair=f"p{rate}", config=config)
+    assert run(runs, "--out", tmp_path) == 0
+    printed = capsys.readouterr().out
+    page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
+    markdown = (tmp_path / "compare.md").read_text(encoding="utf-8")
+    for text in (printed, page.text, markdown):
+        assert text.index("imagenet/small over optim.lr") < text.index("imagenet/small · optim.lr=0.001")
+        assert "91.00 at 0.001" in text
+    assert "imagenet/small over optim.lr" in (tmp_path / "compare.tex").read_text(encoding="utf-8")
+    assert '<td class="number best">91.00 (1)</td>' in (tmp_path / "index.html").read_text(encoding="utf-8")
+    figure = (tmp_path / "imagenet-small-sweep.png").read_bytes()
+    assert "data:image/png;base64," + base64.b64encode(figure).decode() in page.images
+    lines = list(csv.DictReader((tmp_path / "compare_sweep.csv").open(encoding="utf-8")))
+    assert [(line["value"], line["lam"], line["best"]) for line in lines] == [
+        ("0.001", "0", "True"), ("0.003", "0", "False"), ("0.001", "10", "True"), ("0.003", "10", "False"),
+    ]  # fmt: skip
+
+
 def test_command_line_loads_no_heavy_package_before_it_runs() -> None:
     code = (
         "import sys, spectral_conditioning.results.compare as c, argparse; c.add_arguments(argparse.ArgumentParser());"

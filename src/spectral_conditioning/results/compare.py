@@ -15,6 +15,7 @@ from spectral_conditioning.results.curves import Logs
 from spectral_conditioning.results.pairing import REASONS, Excluded, Pairing, pair_runs
 from spectral_conditioning.results.published import read_published
 from spectral_conditioning.results.summary import Table, build_tables
+from spectral_conditioning.results.sweep import Sweep, arranged, build_sweeps
 
 
 @dataclass
@@ -26,6 +27,10 @@ class Comparison:
     broken: list[Fault] = field(default_factory=list)
     unfinished: list[Fault] = field(default_factory=list)
     logs: Logs = field(default_factory=Logs)
+    sweeps: list[Sweep] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sweeps = build_sweeps(self.tables)
 
     @property
     def refused(self) -> list[Excluded]:
@@ -71,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="where compare.csv, compare.md, compare.tex, the figures and index.html go "
+        help="where compare.csv, compare_arms.csv, compare_sweep.csv, compare.md, compare.tex, the figures and index.html go "
         "(default: 'compare' in the folder that holds all RUNS)",
     )
     parser.add_argument(
@@ -127,13 +132,17 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.console import Console
 
     from spectral_conditioning.results.describe import describe
+    from spectral_conditioning.results.sweep_table import print_sweep
     from spectral_conditioning.results.tables import print_table
 
     # A file or pipe has no width of its own; rich would assume 80 and break every number.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for table in comparison.tables:
-        print_table(table, console)
-        console.print(describe(table, comparison.logs), markup=False)
+    for shown in arranged(comparison.tables, comparison.sweeps):
+        if isinstance(shown, Sweep):
+            print_sweep(shown, console)
+            continue
+        print_table(shown, console)
+        console.print(describe(shown, comparison.logs), markup=False)
         console.print()
     for heading, lines in comparison.left_out().items():
         console.print(f"{heading} ({len(lines)})", style="bold")

@@ -10,11 +10,9 @@ import numpy as np
 
 from spectral_conditioning.results.arms import lambda_in_sigma, series_label
 from spectral_conditioning.results.figure_style import BASELINE_COLOUR, legend_below, new_figure, save, style
+from spectral_conditioning.results.seed_dots import draw_chance, draw_dots, mark_handles, offsets, shifted
 from spectral_conditioning.results.summary import Arm, Table
 
-# Series at one λ stand side by side over this width, in points, so that their dots do not cover each other.
-_DODGE = 26.0
-_MOST_DODGE = 7.0
 # Values spread over this many times the range in which most of them lie get a close-up of that range.
 _CLOSE_UP = 3.0
 MOST_SERIES = 6
@@ -115,9 +113,7 @@ def _panel(axis: Any, table: Table, series: dict[str, list[Arm]], index_of: dict
     axis.set_xlim(-0.35 * lambdas[0], lambdas[-1] * 1.7)
     failed = any(arm.collapsed for arm in [*table.all_arms[:1], *(arm for arms in series.values() for arm in arms)])
     _draw_baseline(axis, table, chance=table.chance if failed else None)
-    step = min(_MOST_DODGE, _DODGE / len(series))
-    for place, (name, arms) in enumerate(series.items()):
-        offset = step * (place - (len(series) - 1) / 2)
+    for offset, (name, arms) in zip(offsets(len(series)), series.items(), strict=True):
         _draw_series(axis, table, arms, style(index_of[name]), offset=offset)
 
 
@@ -129,13 +125,8 @@ def _draw_baseline(axis: Any, table: Table, *, chance: float | None) -> None:
         axis.axhline(base.mean, color=BASELINE_COLOUR, linestyle="--", linewidth=1, zorder=1)
         if base.std is not None:
             axis.axhspan(base.mean - base.std, base.mean + base.std, color="#000000", alpha=0.08, linewidth=0, zorder=0)
-    _draw_dots(axis, base, 0.0, {"color": BASELINE_COLOUR, "marker": "o"}, offset=0.0)
-    if chance is not None:
-        axis.axhline(chance, color="#666666", linestyle=":", linewidth=1)
-        axis.annotate(
-            "chance", (0, chance), xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points",
-            color="#444444", fontsize=8, annotation_clip=True,
-        )  # fmt: skip
+    draw_dots(axis, base, 0.0, {"color": BASELINE_COLOUR, "marker": "o"}, offset=0.0)
+    draw_chance(axis, chance)
 
 
 def _draw_series(axis: Any, table: Table, arms: list[Arm], look: dict[str, Any], *, offset: float) -> None:
@@ -145,40 +136,10 @@ def _draw_series(axis: Any, table: Table, arms: list[Arm], look: dict[str, Any],
     if len(points) > 1:
         axis.plot(
             *zip(*points, strict=True), color=look["color"], linestyle=look["linestyle"], linewidth=1.3,
-            transform=_shifted(axis, offset), zorder=2,
+            transform=shifted(axis, offset), zorder=2,
         )  # fmt: skip
     for arm in arms:
-        _draw_dots(axis, arm, arm.runs[0].lam, look, offset=offset)
-
-
-def _draw_dots(axis: Any, arm: Arm, lam: float, look: dict[str, Any], *, offset: float) -> None:
-    """One dot a seed (hollow at chance, × on the axis when diverged) and a bar at the mean."""
-    where, colour = _shifted(axis, offset), look["color"]
-    if arm.mean is not None and len(arm.values) > 1:
-        axis.plot(
-            [lam], [arm.mean], marker="_", color=colour, markersize=12, markeredgewidth=1.6, linestyle="",
-            transform=where, zorder=3,
-        )  # fmt: skip
-    for run in arm.runs:
-        if run.value is None:
-            axis.plot(
-                [lam], [0.015], marker="x", color=colour, markersize=6, markeredgewidth=1.6, clip_on=False,
-                transform=_shifted(axis, offset, across=True), zorder=5,
-            )  # fmt: skip
-            continue
-        axis.plot(
-            [lam], [arm.metric.shown(run.value)], marker=look["marker"], color=colour, markersize=4.6, linestyle="",
-            markerfacecolor="white" if run.at_chance else colour, markeredgewidth=0.9 if run.at_chance else 0.4,
-            markeredgecolor=colour if run.at_chance else "white", transform=where, zorder=4,
-        )  # fmt: skip
-
-
-def _shifted(axis: Any, points: float, *, across: bool = False) -> Any:
-    """Data coordinates moved sideways by `points`; with `across`, y runs from 0 to 1 over the axis."""
-    from matplotlib.transforms import offset_copy
-
-    base = axis.get_xaxis_transform() if across else axis.transData
-    return offset_copy(base, fig=axis.figure, x=points, y=0, units="points")
+        draw_dots(axis, arm, arm.runs[0].lam, look, offset=offset)
 
 
 def _lambdas(series: Iterable[list[Arm]]) -> list[float]:
@@ -193,13 +154,4 @@ def _handles(arms: list[Arm], index_of: dict[str, int]) -> list[Any]:
     label = "baseline (λ = 0; line: mean" + (", band: ± std)" if several else ")")
     handles: list[Any] = [Line2D([], [], color=BASELINE_COLOUR, marker="o", linestyle="--", label=label)]
     handles += [Line2D([], [], label=name, **style(index)) for name, index in index_of.items()]
-    marks = (
-        (any(len(arm.values) > 1 for arm in arms[1:]), "mean; dots are seeds", {"marker": "_", "markersize": 11}),
-        (any(arm.collapsed for arm in arms), "hollow: at chance, in no mean",
-         {"marker": "o", "markerfacecolor": "white"}),
-        (any(arm.diverged for arm in arms), "diverged, in no mean", {"marker": "x"}),
-    )  # fmt: skip
-    handles += [
-        Line2D([], [], color="#555555", linestyle="", label=text, **look) for shown, text, look in marks if shown
-    ]
-    return handles
+    return [*handles, *mark_handles(arms)]

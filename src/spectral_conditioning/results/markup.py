@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from spectral_conditioning.results.summary import Table
-from spectral_conditioning.results.tables import TEXT_COLUMNS, grid
+from spectral_conditioning.results.sweep import Sweep, arranged
+from spectral_conditioning.results.sweep_table import sweep_grid
+from spectral_conditioning.results.tables import TEXT_COLUMNS, Grid, grid
 
 
-def markdown(tables: Iterable[Table]) -> str:
-    """Return the tables as GitHub Markdown."""
-    parts = []
-    for table in tables:
-        laid = grid(table)
-        lines = [f"### {laid.title}", "", _markdown_row(laid.columns), _markdown_row(["---"] * len(laid.columns))]
-        lines += [_markdown_row(row) for row in laid.rows]
-        lines += ["", *(f"- {note}" for note in laid.notes)]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+def markdown(tables: Sequence[Table], sweeps: Sequence[Sweep] = ()) -> str:
+    """Return the tables as GitHub Markdown, an experiment's sweep before its tables."""
+    shown = arranged(tables, sweeps)
+    return "\n\n".join(_markdown(sweep_grid(each) if isinstance(each, Sweep) else grid(each)) for each in shown) + "\n"
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").replace("*", r"\*") for cell in cells) + " |"
+def _markdown(laid: Grid) -> str:
+    lines = [f"### {laid.title}", "", _markdown_row(laid.columns), _markdown_row(["---"] * len(laid.columns))]
+    for index, row in enumerate(laid.rows):
+        lines.append(_markdown_row(row, bold=[column for line, column in laid.marked if line == index]))
+    return "\n".join([*lines, "", *(f"- {note}" for note in laid.notes)])
+
+
+def _markdown_row(cells: Sequence[str], *, bold: Iterable[int] = ()) -> str:
+    escaped = [cell.replace("|", r"\|").replace("*", r"\*") for cell in cells]
+    for column in bold:
+        escaped[column] = f"**{escaped[column]}**"
+    return "| " + " | ".join(escaped) + " |"
 
 
 _LATEX = {
@@ -58,18 +65,30 @@ def latex_text(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def latex(tables: Iterable[Table]) -> str:
-    """Return the tables as LaTeX; needs booktabs."""
-    parts = [r"% needs \usepackage{booktabs}"]
-    for table in tables:
-        laid = grid(table)
-        # A page has no room for every seed or for remarks: what a reader must know of an arm goes to the caption.
-        remarks = [f"{arm.label}: {'; '.join(arm.flags())}." for arm in table.all_arms if arm.flags()]
-        caption = " ".join([f"{laid.title}.", *laid.notes, *remarks])
-        laid = laid.only([name for name in laid.columns if name not in ("each seed", "remarks")])
-        align = "".join("l" if name in TEXT_COLUMNS else "r" for name in laid.columns)
-        body = [" & ".join(latex_text(cell) for cell in row) + r" \\" for row in laid.rows]
-        parts += [
+def latex(tables: Sequence[Table], sweeps: Sequence[Sweep] = ()) -> str:
+    """Return the tables as LaTeX, an experiment's sweep before its tables; needs booktabs."""
+    shown = arranged(tables, sweeps)
+    laid = [sweep_grid(each) if isinstance(each, Sweep) else _for_a_page(each) for each in shown]
+    return "\n".join([r"% needs \usepackage{booktabs}", *map(_latex, laid)]) + "\n"
+
+
+def _for_a_page(table: Table) -> Grid:
+    """A page has no room for every seed or for remarks: what a reader must know of an arm goes to the caption."""
+    laid = grid(table)
+    remarks = [f"{arm.label}: {'; '.join(arm.flags())}." for arm in table.all_arms if arm.flags()]
+    kept = laid.only([name for name in laid.columns if name not in ("each seed", "remarks")])
+    return replace(kept, notes=[*laid.notes, *remarks])
+
+
+def _latex(laid: Grid) -> str:
+    caption = " ".join([f"{laid.title}.", *laid.notes])
+    align = "".join("l" if name in TEXT_COLUMNS else "r" for name in laid.columns)
+    body = [
+        " & ".join(_latex_cell(cell, bold=(index, column) in laid.marked) for column, cell in enumerate(row)) + r" \\"
+        for index, row in enumerate(laid.rows)
+    ]
+    return "\n".join(
+        [
             r"\begin{table}",
             r"  \centering",
             rf"  \caption{{{latex_text(caption)}}}",
@@ -84,4 +103,8 @@ def latex(tables: Iterable[Table]) -> str:
             r"  \end{tabular}",
             r"\end{table}",
         ]
-    return "\n".join(parts) + "\n"
+    )
+
+
+def _latex_cell(cell: str, *, bold: bool) -> str:
+    return rf"\textbf{{{latex_text(cell)}}}" if bold else latex_text(cell)

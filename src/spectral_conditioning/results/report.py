@@ -16,12 +16,17 @@ from spectral_conditioning.results.lambda_curve import plot_lambda_curve
 from spectral_conditioning.results.markup import latex, markdown
 from spectral_conditioning.results.spectra_figures import plot_spectra
 from spectral_conditioning.results.summary import Table
-from spectral_conditioning.results.tables import grid, is_loud
+from spectral_conditioning.results.sweep import Sweep, arranged
+from spectral_conditioning.results.sweep_figure import plot_sweep
+from spectral_conditioning.results.sweep_table import sweep_csv, sweep_grid
+from spectral_conditioning.results.tables import Grid, grid, is_loud
 from spectral_conditioning.results.tidy import arms_csv, runs_csv
 from spectral_conditioning.results.training_curves import plot_training_curves
 
 if TYPE_CHECKING:
     from spectral_conditioning.results.compare import Comparison
+
+Pictures = list[tuple[Path, str]]
 
 # (file name, caption, drawing function that returns the files it wrote)
 _FIGURES: tuple[tuple[str, str, Callable[[Table, Path, Logs], list[Path]]], ...] = (
@@ -30,18 +35,21 @@ _FIGURES: tuple[tuple[str, str, Callable[[Table, Path, Logs], list[Path]]], ...]
     ("spectra", "Spectra of the projections through training.", plot_spectra),
 )
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1b; --soft: #5a5a5a; --line: #d5d5d5; --back: #ffffff; --warn: #8a3b00; }
+:root { color-scheme: light dark; --ink: #1b1b1b; --soft: #5a5a5a; --line: #d5d5d5; --back: #ffffff; --warn: #8a3b00;
+  --best: #e2eef7; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #ececec; --soft: #a8a8a8; --line: #444; --back: #161616; --warn: #ffb27a; } }
+  :root { --ink: #ececec; --soft: #a8a8a8; --line: #444; --back: #161616; --warn: #ffb27a;
+    --best: #22384a; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 78rem; padding: 1.2rem; background: var(--back); color: var(--ink);
+body { margin: 0 auto; max-width: 88rem; padding: 1.2rem; background: var(--back); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-th { border-bottom: 2px solid var(--soft); } td.number, th.number { text-align: right; white-space: nowrap; }
-td.arm { white-space: nowrap; } td.each, td.remarks { min-width: 12rem; } tbody tr:first-child { font-weight: 600; }
+th { border-bottom: 2px solid var(--soft); vertical-align: bottom; } td.number, th.number { text-align: right; }
+td.arm, td.number { white-space: nowrap; } td.each, td.remarks { min-width: 12rem; }
+tbody tr:first-child td.arm { font-weight: 600; } td.best { font-weight: 700; background: var(--best); }
 ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem; } li { overflow-wrap: anywhere; }
 .loud { color: var(--warn); font-weight: 600; } .say { max-width: 60rem; }
 figure { margin: 1.2rem 0; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
@@ -54,7 +62,8 @@ def write_outputs(comparison: Comparison, out: Path) -> Path:
     """Write every file of the comparison below `out` and return the path of index.html.
 
     compare.csv, compare_arms.csv, compare.md, compare.tex, and for each table <experiment>-lambda.png, -training.png and
-    -spectra.png (the last when spectra were logged). Raises RecordError when `out` cannot be written to.
+    -spectra.png (the last when spectra were logged); compare_sweep.csv and <experiment>-sweep.png where an experiment's
+    tables are a sweep of one value. Raises RecordError when `out` cannot be written to.
     """
     if out.exists() and not out.is_dir():
         raise RecordError(f"{out} is a file, and the comparison goes into a folder. Choose another with --out.")
@@ -63,14 +72,16 @@ def write_outputs(comparison: Comparison, out: Path) -> Path:
         texts = {
             "compare.csv": runs_csv(comparison.tables, comparison.pairings),
             "compare_arms.csv": arms_csv(comparison.tables),
-            "compare.md": markdown(comparison.tables),
-            "compare.tex": latex(comparison.tables),
+            "compare.md": markdown(comparison.tables, comparison.sweeps),
+            "compare.tex": latex(comparison.tables, comparison.sweeps),
+            **({"compare_sweep.csv": sweep_csv(comparison.sweeps)} if comparison.sweeps else {}),
         }
         for name, text in texts.items():
             (out / name).write_text(text, encoding="utf-8")
-        figures = [_draw(table, name, out, comparison) for table, name in _named(comparison.tables)]
+        shown = arranged(comparison.tables, comparison.sweeps)
+        sections = [_section(each, _draw(each, name, out, comparison), comparison) for each, name in _named(shown)]
         index = out / "index.html"
-        index.write_text(_page(comparison, figures), encoding="utf-8")
+        index.write_text(_page(comparison, sections), encoding="utf-8")
     except OSError as error:
         raise RecordError(
             f"cannot write the comparison to {out}: {error}. Choose another folder with --out."
@@ -78,29 +89,31 @@ def write_outputs(comparison: Comparison, out: Path) -> Path:
     return index
 
 
-def _named(tables: list[Table]) -> list[tuple[Table, str]]:
+def _named(shown: list[Table | Sweep]) -> list[tuple[Table | Sweep, str]]:
     """Give each table a file name of its own; two tables of one experiment are numbered."""
-    names: list[str] = []
-    for table in tables:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", table.experiment)
-        count = sum(each.experiment == table.experiment for each in tables[: len(names)])
-        names.append(f"{name}-{count + 1}" if count else name)
-    return list(zip(tables, names, strict=True))
+    counts: dict[str, int] = {}
+    named = []
+    for each in shown:
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", each.experiment)
+        if isinstance(each, Table):
+            counts[name] = counts.get(name, 0) + 1
+            name = f"{name}-{counts[name]}" if counts[name] > 1 else name
+        named.append((each, name))
+    return named
 
 
-def _draw(table: Table, name: str, out: Path, comparison: Comparison) -> list[tuple[Path, str]]:
+def _draw(shown: Table | Sweep, name: str, out: Path, comparison: Comparison) -> Pictures:
+    if isinstance(shown, Sweep):
+        caption = f"Final value over {shown.key}. Every dot is one seed."
+        return [(path, caption) for path in plot_sweep(shown, out / f"{name}-sweep.png")]
     return [
         (path, caption)
         for kind, caption, draw in _FIGURES
-        for path in draw(table, out / f"{name}-{kind}.png", comparison.logs)
+        for path in draw(shown, out / f"{name}-{kind}.png", comparison.logs)
     ]
 
 
-def _page(comparison: Comparison, figures: list[list[tuple[Path, str]]]) -> str:
-    sections = [
-        _section(table, drawn, describe(table, comparison.logs))
-        for table, drawn in zip(comparison.tables, figures, strict=True)
-    ]
+def _page(comparison: Comparison, sections: list[str]) -> str:
     left_out = [
         f"<h2>{escape(heading)} ({len(lines)})</h2>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
         for heading, lines in comparison.left_out().items()
@@ -114,35 +127,30 @@ def _page(comparison: Comparison, figures: list[list[tuple[Path, str]]]) -> str:
     )
 
 
-def _section(table: Table, figures: list[tuple[Path, str]], paragraph: str) -> str:
+def _section(shown: Table | Sweep, pictures: Pictures, comparison: Comparison) -> str:
+    laid = sweep_grid(shown) if isinstance(shown, Sweep) else grid(shown)
+    paragraph = [] if isinstance(shown, Sweep) else [f'<p class="say">{escape(describe(shown, comparison.logs))}</p>']
     images = [
-        f'<figure><img alt="{escape(table.title)}: {escape(caption)}" src="data:image/png;base64,'
+        f'<figure><img alt="{escape(laid.title)}: {escape(caption)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
-        for path, caption in figures
+        for path, caption in pictures
     ]
     notes = "".join(
-        f'<li class="loud">{escape(note)}</li>' if is_loud(note) else f"<li>{escape(note)}</li>"
-        for note in grid(table).notes
+        f'<li class="loud">{escape(note)}</li>' if is_loud(note) else f"<li>{escape(note)}</li>" for note in laid.notes
     )
-    return "\n".join(
-        [
-            f"<h2>{escape(table.title)}</h2>",
-            f'<p class="say">{escape(paragraph)}</p>',
-            _html_table(table),
-            f"<ul>{notes}</ul>",
-            *images,
-        ]
-    )
+    return "\n".join([f"<h2>{escape(laid.title)}</h2>", *paragraph, _html_table(laid), f"<ul>{notes}</ul>", *images])
 
 
-def _html_table(table: Table) -> str:
-    laid = grid(table)
+def _html_table(laid: Grid) -> str:
     kinds = [{"arm": "arm", "remarks": "remarks", "each seed": "each"}.get(name, "number") for name in laid.columns]
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in zip(laid.columns, kinds, strict=True))
     rows = "".join(
         "<tr>"
-        + "".join(f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))
+        + "".join(
+            f'<td class="{kind}{" best" if (index, column) in laid.marked else ""}">{escape(cell)}</td>'
+            for column, (cell, kind) in enumerate(zip(row, kinds, strict=True))
+        )
         + "</tr>"
-        for row in laid.rows
+        for index, row in enumerate(laid.rows)
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

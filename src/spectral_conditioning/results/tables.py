@@ -22,18 +22,20 @@ TEXT_COLUMNS = ("arm", "each seed", "remarks")
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of one table as plain text. The first row is the baseline's."""
+    """Cells of one table as plain text. The first row is the baseline's; `marked` are (row, column) to print bold."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     notes: list[str]
+    marked: frozenset[tuple[int, int]] = frozenset()
 
     def only(self, columns: Sequence[str]) -> Grid:
         """The same table with some of its columns."""
         kept = [index for index, name in enumerate(self.columns) if name in columns]
         rows = [[row[index] for index in kept] for row in self.rows]
-        return Grid(self.title, [self.columns[index] for index in kept], rows, self.notes)
+        marked = frozenset((row, kept.index(column)) for row, column in self.marked if column in kept)
+        return Grid(self.title, [self.columns[index] for index in kept], rows, self.notes, marked)
 
 
 def grid(table: Table) -> Grid:
@@ -161,23 +163,35 @@ def is_loud(note: str) -> bool:
 
 def print_table(table: Table, console: Console) -> None:
     """Print one table and its notes; where it is wider than the terminal, as two tables: values, then differences."""
-    from rich.measure import Measurement
-    from rich.text import Text
-
     laid = grid(table)
-    views = [_rich_table(laid)]
-    if Measurement.get(console, console.options.update(max_width=10_000), views[0]).maximum > console.width:
+    views = [rich_table(laid)]
+    if not fits(views[0], console):
         values = ("arm", "seeds", table.metric.label, "median", "each seed", "remarks")
         differences = ["arm", *(name for name in laid.columns if name not in values)]
-        views = [_rich_table(laid.only(values)), _rich_table(laid.only(differences), title="paired differences")]
+        views = [rich_table(laid.only(values)), rich_table(laid.only(differences), title="paired differences")]
+    print_views(views, laid.notes, console)
+
+
+def print_views(views: Sequence[Any], below: Sequence[str], console: Console) -> None:
+    """Print the parts of one table and the notes below it."""
+    from rich.text import Text
+
     for view in views:
         console.print(view)
-    for note in laid.notes:
+    for note in below:
         console.print(Text(note, style="bold" if is_loud(note) else "dim"))
     console.print()
 
 
-def _rich_table(laid: Grid, *, title: str | None = None) -> Any:
+def fits(view: Any, console: Console) -> bool:
+    """True when the console is wide enough for the whole of a rich table."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), view).maximum <= console.width
+
+
+def rich_table(laid: Grid, *, title: str | None = None) -> Any:
+    """Return the table as rich draws it; numbers are never broken."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -193,5 +207,6 @@ def _rich_table(laid: Grid, *, title: str | None = None) -> Any:
             name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", max_width=widest
         )
     for index, row in enumerate(laid.rows):
-        view.add_row(*(Text(cell) for cell in row), end_section=index == 0)
+        cells = [Text(cell, style="bold" if (index, column) in laid.marked else "") for column, cell in enumerate(row)]
+        view.add_row(*cells, end_section=index == 0)
     return view

@@ -63,12 +63,12 @@ def runs_csv(tables: Iterable[Table], pairings: Iterable[Pairing]) -> str:
         for comparison, excluded in (("refused", pairing.refused), ("unpaired", pairing.unpaired)):
             for each in excluded:
                 lines.append({**_run_line(each.run), "comparison": comparison, "reason": "; ".join(each.reasons)})
-    return _csv(RUN_COLUMNS, lines)
+    return csv_text(RUN_COLUMNS, lines)
 
 
 def arms_csv(tables: Iterable[Table]) -> str:
     """One line for every arm of every table; values in the table's unit (accuracies in percent)."""
-    return _csv(ARM_COLUMNS, [_arm_line(arm, table) for table in tables for arm in table.all_arms])
+    return csv_text(ARM_COLUMNS, [_arm_line(arm, table) for table in tables for arm in table.all_arms])
 
 
 def _run_line(run: Run) -> dict[str, Any]:
@@ -99,7 +99,8 @@ def _arm_line(arm: Arm, table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _csv(columns: list[str], lines: list[dict[str, Any]]) -> str:
+def csv_text(columns: list[str], lines: list[dict[str, Any]]) -> str:
+    """Return CSV with a header; numbers to eight significant digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
