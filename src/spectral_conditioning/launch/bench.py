@@ -95,10 +95,11 @@ def run(args: argparse.Namespace) -> int:
     counts = count_costs(model, images)
     with progress("run path", args.rounds) as advance:
         path = time_run_path(rounds=args.rounds, progress=advance)
-    print_table(steps, inference, counts, memory, batch=batch, shared=shared, path=path)
+    print_table(steps, inference, counts, memory, batch=batch, shared=shared, path=path, seconds=unit(device))
     if args.json:
         write_json(args.json, {
             "model": args.model, "batch": batch, "autocast": autocast, "rounds": args.rounds, "machine": machine(),
+            "seconds": unit(device), "threads": torch.get_num_threads(),
             "versions": versions(), "training_step": {k: vars(v) for k, v in steps.items()},
             "derived": shared, "inference": {k: vars(v) for k, v in inference.items()}, "counts": counts,
             "run_path": vars(path), "peak_memory_bytes": memory,
@@ -127,6 +128,11 @@ def describe_machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
+
+
+def unit(device: torch.device) -> str:
+    """Return what the seconds of a table are (`paired_timing.clock`)."""
+    return "seconds" if device.type == "cuda" else "processor seconds"
 
 
 def time_steps(
@@ -180,8 +186,8 @@ def time_inference(model: nn.Module, images: Tensor, *, autocast: bool, rounds: 
         return call
 
     variants = {PLAIN: forward(plain), "conditioned": forward(conditioned), "folded": forward(folded)}
-    with progress("inference", 3 * rounds) as advance:
-        return paired_ratios(variants, reference=PLAIN, rounds=3 * rounds, device=images.device, progress=advance)
+    with progress("inference", rounds) as advance:
+        return paired_ratios(variants, reference=PLAIN, rounds=rounds, device=images.device, progress=advance)
 
 
 def count_costs(model: nn.Module, images: Tensor) -> dict[str, Any]:
@@ -209,6 +215,7 @@ def print_table(
     batch: int,
     shared: dict[str, float],
     path: Ratio,
+    seconds: str,
 ) -> None:
     """Print the ratios and counts."""
     from rich.console import Console
@@ -217,7 +224,7 @@ def print_table(
     console = Console(highlight=False)
     for title, ratios in (("Training step", steps), ("Inference", inference)):
         table = Table(title=title, title_justify="left")
-        for name in ("variant", "time / plain", "95 % interval", "seconds", *(["peak memory, MB"] if memory else [])):
+        for name in ("variant", "time / plain", "95 % interval", seconds, *(["peak memory, MB"] if memory else [])):
             table.add_column(name, justify="left" if name == "variant" else "right")
         for name, ratio in ratios.items():
             shown = [f"{memory[name] / 2**20:.0f}" if name in memory else ""] if memory else []
@@ -229,7 +236,7 @@ def print_table(
         console.print(f"{name}: {share:.3f} (derived from the rows above)")
     console.print(
         f"Run path / bare loop: {path.ratio:.3f} ({path.low:.3f} to {path.high:.3f}), "
-        f"a step of imagenet/small, {path.seconds:.4f} s"
+        f"a step of imagenet/small, {path.seconds:.4f} processor seconds"
     )
     console.print("Identity, counted for one image:", json.dumps(counts, indent=1, default=str), markup=False)
     if batch < 32:

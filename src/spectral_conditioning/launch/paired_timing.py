@@ -15,8 +15,9 @@ import torch
 class Ratio:
     """Median over rounds of time(variant)/time(reference), a distribution-free interval of it, and the variant's median seconds.
 
-    low, high: order statistics that enclose the median of the ratio with at least 95 % probability (binomial, no assumption about
-    the noise); the extremes when fewer than six rounds were run, where no interval of order statistics reaches 95 %.
+    seconds: of the clock that fits the device, see `clock`. low, high: order statistics that enclose the median of the ratio with
+    at least 95 % probability (binomial, no assumption about the noise); the extremes when fewer than six rounds were run, where
+    no interval of order statistics reaches 95 %.
     """
 
     ratio: float
@@ -46,6 +47,14 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def clock(device: torch.device) -> Callable[[], float]:
+    """Return wall-clock seconds for a GPU, and for a CPU the processor seconds of this process summed over its threads.
+
+    What else runs on the machine changes a wall-clock time by far more than conditioning does, and processor time hardly.
+    """
+    return time.perf_counter if device.type == "cuda" else time.process_time
+
+
 def paired_ratios(
     variants: Mapping[str, Callable[[], object]],
     *,
@@ -63,17 +72,18 @@ def paired_ratios(
     for _ in range(warm_up):
         for call in variants.values():
             call()
+    now = clock(device)
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     order, shuffler = list(variants), random.Random(0)
     for _ in range(rounds):
         shuffler.shuffle(order)
         for name in order:
             synchronize(device)
-            started = time.perf_counter()
+            started = now()
             for _ in range(repeat):
                 variants[name]()
             synchronize(device)
-            seconds[name].append((time.perf_counter() - started) / repeat)
+            seconds[name].append((now() - started) / repeat)
         progress()
     results = {}
     for name, times in seconds.items():
