@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from spectral_conditioning.errors import RecordError
@@ -18,7 +20,7 @@ def train_locally(configs: Sequence[RunConfig], *, folder: Path, workers: int) -
     """Train `configs` in `workers` processes of one thread each; return the number of workers that failed.
 
     folder: where the configurations are written. Each worker gets every `workers`-th run.
-    Stopping this process stops the workers; each run goes on from its last checkpoint at the next call.
+    Stopping this process, by Ctrl-C or SIGTERM, stops the workers; each run goes on from its last checkpoint at the next call.
     """
     files = []
     try:
@@ -29,18 +31,32 @@ def train_locally(configs: Sequence[RunConfig], *, folder: Path, workers: int) -
         files.append(folder / f"{number:03d}.yaml")
         save_config(config, files[-1])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "spectral_conditioning.training.worker", *map(str, files[start::workers])],
-            env=environment,
-        )
-        for start in range(min(workers, len(files)))
-    ]
+    with ended_by_sigterm():
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "spectral_conditioning.training.worker", *map(str, files[start::workers])],
+                env=environment,
+            )
+            for start in range(min(workers, len(files)))
+        ]
+        try:
+            return sum(process.wait() != 0 for process in processes)
+        except BaseException:
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            for process in processes:
+                process.wait()
+            raise
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, so that what was started is ended too (in the main thread, the only one that can)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        return sum(process.wait() != 0 for process in processes)
-    except BaseException:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        for process in processes:
-            process.wait()
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
