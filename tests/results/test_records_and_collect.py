@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,20 +134,17 @@ def test_chance_of_a_loss_counts_downwards(make_record: Record) -> None:
     assert not run_from_record(make_record(1.9, **loss), source="x").at_chance
 
 
-def test_two_thousand_runs_in_seconds(make_record: Record, tmp_path: Path) -> None:
+def test_of_many_runs_none_is_lost(make_record: Record, tmp_path: Path) -> None:
+    """How long thousands of folders take is measured by benchmarks/compare.py."""
     from spectral_conditioning.results.compare import compare
 
-    padding = {f"key{index}": list(range(20)) for index in range(40)}  # a resolved configuration's size
-    for index in range(2000):
+    for index in range(400):
         arm, seed = divmod(index, 50)
-        record = make_record(0.9 + seed / 1000, seed=seed, lam=float(arm), config={"padding": padding})
+        record = make_record(0.9 + seed / 1000, seed=seed, lam=float(arm))
         folder = tmp_path / record["experiment"] / record["arm_id"] / f"seed{seed}"
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps(record))
-        (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 1.0}\n' * 50)
-    start = time.process_time()
     comparison = compare([tmp_path])
-    seconds = time.process_time() - start
-    assert len(comparison.tables[0].arms) == 39
+    assert len(comparison.tables[0].arms) == 7
     assert all(len(arm.pairs) == 50 for arm in comparison.tables[0].arms)
-    assert seconds < 10
+    assert comparison.left_out() == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 Mode = Literal["max", "min"]
@@ -18,6 +19,7 @@ def leaf(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
+@cache
 def is_fraction(name: str) -> bool:
     """True when a record holds this metric as a fraction of one."""
     own = leaf(name).lower()

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Run:
     def started_saturated(self) -> bool:
         return bool(self.saturation and self.saturation.get("saturated"))
 
-    @property
+    @cached_property
     def at_chance(self) -> bool:
         """True when the tested value cannot be told from a constant predictor's (see `chance_margin`)."""
         if self.value is None or self.chance is None:

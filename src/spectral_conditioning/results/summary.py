@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from spectral_conditioning.results import statistics
 from spectral_conditioning.results.arms import arm_key, arm_labels, arm_order
@@ -21,7 +22,7 @@ class Arm:
     """One arm: its runs by seed, and for a conditioned arm the pairs with the baseline and what follows from them.
 
     Means hold the runs that learned; diverged runs and runs at chance are counted and named instead, and the median counts
-    them below every value.
+    them below every value. Runs and pairs do not change once an arm is built.
     """
 
     label: str
@@ -36,7 +37,7 @@ class Arm:
     def is_baseline(self) -> bool:
         return self.runs[0].is_baseline
 
-    @property
+    @cached_property
     def values(self) -> list[float]:
         return [self.metric.shown(run.value) for run in self.runs if run.learned and run.value is not None]
 
@@ -67,7 +68,7 @@ class Arm:
     def failures(self) -> int:
         return len(self.diverged) + len(self.collapsed)
 
-    @property
+    @cached_property
     def differences(self) -> list[float]:
         """conditioned − baseline of every pair in which both runs learned."""
         return [self.metric.shown(pair.difference) for pair in self.pairs if pair.difference is not None]
@@ -80,15 +81,15 @@ class Arm:
     def difference_std(self) -> float | None:
         return statistics.mean_std(self.differences)[1]
 
-    @property
+    @cached_property
     def interval(self) -> tuple[float, float] | None:
         return statistics.bootstrap_interval(self.differences)
 
-    @property
+    @cached_property
     def p_t(self) -> float | None:
         return statistics.paired_t_test(self.differences)
 
-    @property
+    @cached_property
     def p_flip(self) -> float | None:
         return statistics.sign_flip_test(self.differences)
 

@@ -56,8 +56,8 @@ def grid(table: Table) -> Grid:
         "remarks": any(arm.flags() for arm in table.all_arms),
     }
     columns = [name for name, wanted in shown.items() if wanted]
-    rows = [[_cells(arm, table)[name] for name in columns] for arm in table.all_arms]
-    return Grid(table.title, columns, rows, notes(table))
+    cells = [_cells(arm, table) for arm in table.all_arms]
+    return Grid(table.title, columns, [[each[name] for name in columns] for each in cells], notes(table))
 
 
 def _cells(arm: Arm, table: Table) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def _by_series(table: Table, found: list[Quantity]) -> Any:
 def _finish(axis: Any, quantity: Quantity) -> None:
     axis.set_xlabel("optimizer step")
     axis.set_ylabel(quantity.label)
-    values = [float(y) for drawn in axis.lines for y in drawn.get_ydata()]
+    values = [float(y) for drawn in axis.lines for y in drawn.get_ydata() if math.isfinite(y)]
     if values and min(values) > 0 and max(values) > 50 * min(values) and not quantity.primary:
         axis.set_yscale("log")
 
