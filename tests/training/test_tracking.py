@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,18 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_back(folder: Path) -> dict[str, Any]:
-    """Return id, group, job type, tags, config, history and summary of the one offline run below `folder`."""
+    """Read the one offline run below `folder`; W&B's own process may still be writing when `finish` returns."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    for _ in range(300):
+        found = read_file(path)
+        if "exit" in found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no end")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return id, group, job type, tags, config, history, summary and exit code of an offline run."""
     found: dict[str, Any] = {"config": {}, "history": [], "summary": {}}
     for data in blocks(path):
         record = wandb_internal_pb2.Record()
@@ -39,6 +50,8 @@ def read_back(folder: Path) -> dict[str, Any]:
             found["config"] |= {item.key: json.loads(item.value_json) for item in run.config.update}
         elif kind == "config":
             found["config"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
+        elif kind == "exit":
+            found["exit"] = record.exit.exit_code
         elif kind == "history":
             items = {
                 (".".join(item.nested_key) or item.key): json.loads(item.value_json) for item in record.history.item
