@@ -5,6 +5,7 @@ packing.py      declarations of where the rows of Q, K and V are;  families.py  
 layouts.py      find_attention: the attention modules of a model and their projections
 placement.py    which entries of a stored weight C occupies;  corrections.py, polar.py  its values
 layers.py       layers whose weight is W + C;  storage.py  how layers store a weight;  guard.py  lost in-place edits
+precision.py    products with W + C in float32 under autocast
 targets.py      what is to be corrected, and every reason to refuse;  inject.py  condition, strip;  report.py
 folding.py      fold;  refreshing.py  refresh, Refresher;  decay.py  attach_decay;  state.py, loading.py  state dicts
 """

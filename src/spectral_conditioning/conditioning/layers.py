@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_conditioning.conditioning import guard
+from spectral_conditioning.conditioning import guard, precision
 from spectral_conditioning.conditioning.mixin import Conditioned
-from spectral_conditioning.conditioning.storage import TRANSPOSED, qualified_name
+from spectral_conditioning.conditioning.storage import TRANSPOSED, qualified_name, raw_tensor
 
 
 def _property(name: str) -> property:
@@ -26,24 +27,40 @@ def _property(name: str) -> property:
     return property(read, assign)
 
 
-class ConditionedLinear(Conditioned, nn.Linear):
+class ConditionedProduct(Conditioned):
+    """Mixin of layers whose forward is the product with their weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._multiplied(super().forward, input)  # type: ignore[misc]
+
+    def _multiplied(self, product: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        """Return `product(input)` in the precision that the settings ask for."""
+        if not self.conditioning().float32_projection:
+            return product(input)
+        return precision.in_float32(product, input, raw_tensor(self, "weight"), self.name_of("weight"))
+
+
+class ConditionedLinear(ConditionedProduct, nn.Linear):
     """nn.Linear with weight W + C."""
 
     _plain = nn.Linear
     weight = _property("weight")  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
+        return self._multiplied(self._linear, input)
+
+    def _linear(self, input: Tensor) -> Tensor:
         return F.linear(input, self.effective_weight(), self.bias)
 
 
-class ConditionedConv1d(Conditioned, nn.Conv1d):
+class ConditionedConv1d(ConditionedProduct, nn.Conv1d):
     """nn.Conv1d of kernel size 1 with weight W + C."""
 
     _plain = nn.Conv1d
     weight = _property("weight")  # type: ignore[assignment]
 
 
-class ConditionedConv2d(Conditioned, nn.Conv2d):
+class ConditionedConv2d(ConditionedProduct, nn.Conv2d):
     """nn.Conv2d of kernel size 1 with weight W + C."""
 
     _plain = nn.Conv2d
@@ -109,7 +126,7 @@ def _make(plain: type[nn.Module]) -> type[Conditioned] | None:
     if qualified_name(plain) in TRANSPOSED:
         return type(
             f"Conditioned{plain.__name__}",
-            (Conditioned, plain),
+            (ConditionedProduct, plain),
             {"_plain": plain, "weight": _property("weight")},
         )
     for base, conditioned in _FIXED.items():

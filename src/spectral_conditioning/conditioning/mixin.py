@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from spectral_conditioning.conditioning import guard, state
+from spectral_conditioning.conditioning import guard, precision, state
 from spectral_conditioning.conditioning.placement import TensorPlan
 from spectral_conditioning.conditioning.settings import Conditioning
 from spectral_conditioning.conditioning.storage import TRANSPOSED, qualified_name, raw_tensor, stored_identity
@@ -171,6 +171,8 @@ class Conditioned:
         weight = self._parameters.get(name)
         if weight is not None and hasattr(weight, "device_mesh") and guard.is_fully_shard_calling():
             return weight
+        if weight is not None and self.conditioning().float32_projection:
+            precision.refuse_outside_read(weight, self.name_of(name))
         total = self.effective_weight(name)
         if guard.is_active() and isinstance(total, Tensor) and not isinstance(total, nn.Parameter):
             guard.watch(f"{self.name_of(name)}", total)

@@ -52,6 +52,9 @@ class Conditioning:
         one rounding, at the start and at each refresh.
     include, exclude: shell patterns on the paths of attention modules ("blocks.*.attn"); each must match something.
     seed: of the generator that `orthogonal` draws from. No global generator is ever touched.
+    float32_projection: under autocast, form the products with W + C in float32 and cast their outputs. Autocast rounds W + C,
+        and next to λ = 10 most of the diagonal of W is lost in bfloat16. Needs W in float32 and layers that are called:
+        nn.MultiheadAttention is refused, and so is, in its first forward pass, attention that reads `.weight` itself.
 
     Raises ConditioningError that lists every setting out of range.
     """
@@ -67,6 +70,7 @@ class Conditioning:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     seed: int = 0
+    float32_projection: bool = False
 
     def __post_init__(self) -> None:
         for name in ("targets", "include", "exclude"):
@@ -95,8 +99,9 @@ class Conditioning:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 yield f"{name}={value!r} is not an integer ≥ 0"
-        if not isinstance(self.relative, bool):
-            yield f"relative={self.relative!r} is not true or false"
+        for name in ("relative", "float32_projection"):
+            if not isinstance(getattr(self, name), bool):
+                yield f"{name}={getattr(self, name)!r} is not true or false"
         for name in ("include", "exclude"):
             if not all(isinstance(pattern, str) for pattern in getattr(self, name)):
                 yield f"{name}={list(getattr(self, name))!r} must hold shell patterns such as 'blocks.*.attn'"
@@ -133,8 +138,13 @@ class Conditioning:
         return self.depends_on_weight or self.correction == "orthogonal"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values (tuples as lists)."""
+        """Return plain JSON values (tuples as lists).
+
+        float32_projection is left out when False: names of runs and checkpoints made without it stay as they are.
+        """
         values = dataclasses.asdict(self)
+        if not self.float32_projection:
+            del values["float32_projection"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     @classmethod

@@ -18,8 +18,9 @@ FORMAT = "spectral-conditioning/1"
 EXTRA_STATE = "_extra_state"
 CORRECTION_SUFFIX = "_correction"
 
-# Which modules are conditioned is checked entry by entry, so the patterns that chose them need not agree.
-_NOT_COMPARED = ("include", "exclude")
+# Which modules are conditioned is checked entry by entry, so the patterns that chose them need not agree; how products are
+# rounded says nothing about W and C.
+_NOT_COMPARED = ("include", "exclude", "float32_projection")
 
 
 def encode(payload: Mapping[str, Any]) -> Tensor:

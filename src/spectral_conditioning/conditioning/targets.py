@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spectral_conditioning.conditioning import precision
 from spectral_conditioning.conditioning.layers import conditioned_class
 from spectral_conditioning.conditioning.layouts import Attention, Projection
 from spectral_conditioning.conditioning.placement import RoleRows, TensorPlan
@@ -105,6 +106,8 @@ def _weight_problems(target: Target, settings: Conditioning) -> Iterator[str]:
             "it (LoRA, quantisation), or exclude it"
         )
         return
+    if settings.float32_projection and (problem := precision.problem(layer, weight, target.name)):
+        yield problem
     if isinstance(layer, nn.Conv1d | nn.Conv2d) and (set(layer.kernel_size) != {1} or layer.groups != 1):
         yield f"{target.layer_name} is a convolution of kernel {layer.kernel_size}, groups={layer.groups}: served is 1×1 in 1"
     if not isinstance(weight, nn.Parameter):

@@ -21,6 +21,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "include": [],
     "exclude": [],
     "seed": 0,
+    "float32_projection": False,
 }
 
 
@@ -77,7 +78,7 @@ def series_label(run: Run) -> str:
         parts.append("every step" if refresh == 1 else f"every {refresh} steps")
     parts += [
         f"{name}={settings[name]}"
-        for name in ("relative", "decay_toward", "preserve", "include", "exclude", "seed")
+        for name in ("relative", "decay_toward", "preserve", "include", "exclude", "seed", "float32_projection")
         if name in settings and not _is_default(name, settings[name])
     ]
     return f"{settings.get('correction', 'conditioned')} ({', '.join(parts)})"

@@ -87,6 +87,7 @@ def arm_id(chosen: Conditioning | None) -> str:
     parts += ["function"] if chosen.preserve == "function" else []
     parts += [f"only{digest([chosen.include, chosen.exclude], 4)}"] if chosen.include or chosen.exclude else []
     parts += [f"draw{chosen.seed}"] if chosen.seed else []
+    parts += ["float32"] if chosen.float32_projection else []
     return "-".join(parts)
 
 
@@ -101,7 +102,8 @@ def arm_label(chosen: Conditioning | None) -> str:
     label += ", function kept" if chosen.preserve == "function" else ""
     label += f", only {' '.join(chosen.include)}" if chosen.include else ""
     label += f", not {' '.join(chosen.exclude)}" if chosen.exclude else ""
-    return label + (f", draw {chosen.seed}" if chosen.seed else "")
+    label += f", draw {chosen.seed}" if chosen.seed else ""
+    return label + (", products in float32" if chosen.float32_projection else "")
 
 
 def run_folder(config: RunConfig) -> Path:

@@ -31,6 +31,7 @@ class ConditioningConfig:
     include: list[str] = dataclasses.field(default_factory=list)
     exclude: list[str] = dataclasses.field(default_factory=list)
     seed: int = 0
+    float32_projection: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)
