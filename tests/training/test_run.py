@@ -58,6 +58,20 @@ def test_arms_share_initial_weights_order_and_data_but_not_results(train: Train)
     assert len({arm.record["metrics"]["val/loss"] for arm in arms}) == 3
 
 
+def test_the_baseline_refuses_conditioned_weights_even_when_not_strict(train: Train):
+    model = load_run_model(train().folder)
+    with pytest.raises(SpectralError, match="conditioned in the checkpoint"):
+        model.load_state_dict(weights(train("conditioning=identity")), strict=False)
+
+
+def test_products_in_float32_are_an_arm_of_their_own(train: Train, tiny: Make):
+    overrides = ("conditioning=identity", "trainer.precision=bf16-mixed")
+    arms = [train(*overrides), train(*overrides, "conditioning.float32_projection=true")]
+    assert [arm.record["arm_id"] for arm in arms] == ["identity-10", "identity-10-float32"]
+    assert len({arm.record["metrics"]["val/loss"] for arm in arms}) == 2
+    assert len({arm.record["hashes"]["pair"] for arm in arms}) == 1
+
+
 def test_seeds_differ_in_weights_and_order(train: Train):
     one, other = train(), train("seed=1")
     assert one.record["hashes"]["initial_weights"] != other.record["hashes"]["initial_weights"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from spectral_conditioning.conditioning import Report, condition
+from spectral_conditioning.conditioning import Conditioning, Report, condition
 from spectral_conditioning.errors import ConfigError
 from spectral_conditioning.randomness import seed_all
 from spectral_conditioning.tasks.base import Reported, Task, TaskData, TaskModule
@@ -34,7 +34,7 @@ class Prepared:
     steps: int
     reported: Reported
     module: TaskModule
-    report: Report | None
+    report: Report
     initial_weights: str
 
     @property
@@ -76,15 +76,18 @@ def prepare(config: RunConfig) -> Prepared:
     return Prepared(config, task, data, loader, steps, task.reported(config), module, report, initial_weights)
 
 
-def build(config: RunConfig, task: Task, data: TaskData) -> tuple[nn.Module, str, Report | None]:
-    """Build the model from the run's seed, hash its plain weights, condition it. Return model, hash and report."""
+def build(config: RunConfig, task: Task, data: TaskData) -> tuple[nn.Module, str, Report]:
+    """Build the model from the run's seed, hash its plain weights, condition it. Return model, hash and report.
+
+    The baseline is conditioned with λ = 0, which changes nothing and makes it refuse conditioned weights.
+    """
     seed_all(config.seed, "init")
     model = task.build_model(config, data)
     if config.trainer.precision == "64-true":
         model = model.double()
     initial_weights = hash_tensors(model.named_parameters())
-    chosen = conditioning(config)
-    report = None if chosen is None else condition(model, chosen, layouts=task.layouts(model))
+    chosen = conditioning(config) or Conditioning(lam=0.0)
+    report = condition(model, chosen, layouts=task.layouts(model))
     return model, initial_weights, report
 
 

@@ -33,7 +33,7 @@ def result_record(
         "seed": config.seed,
         "conditioning": None if chosen is None else chosen.to_dict(),
         "lam": 0.0 if chosen is None else chosen.lam,
-        "projections": 0 if prepared.report is None else prepared.report.count,
+        "projections": prepared.report.count,
         "steps": fitted.steps,
         "samples_seen": samples,
         "tokens_seen": None if data.tokens_per_sample is None else samples * data.tokens_per_sample,

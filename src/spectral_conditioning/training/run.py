@@ -149,10 +149,14 @@ def _tracker(prepared: Prepared, folder: RunFolder) -> WandbSink | None:
 
 
 def _announce(prepared: Prepared, label: str, folder: RunFolder, first_step: int) -> None:
-    count = prepared.report.count if prepared.report is not None else 0
     start = f"going on at step {first_step}" if first_step else "starting"
     log.info(
-        "%s: %s, %d steps, %d projections corrected, %s", label, start, prepared.steps, count, prepared.data.description
+        "%s: %s, %d steps, %d projections corrected, %s",
+        label,
+        start,
+        prepared.steps,
+        prepared.report.count,
+        prepared.data.description,
     )
     log.info("folder %s", folder.path)
 
