@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,25 @@ def test_every_packing_corrects_the_same_matrices(packing: str, kv_heads: int, p
             identity = torch.eye(d, D).repeat(len(weight) // d, 1)
         assert torch.equal(attention.projections[role].stored(), weight)
         assert torch.equal(attention.projections[role].effective(), weight + 10.0 * identity)
+
+
+@pytest.mark.parametrize("settings", [{"lam": 10.0}, {"lam": 10.0, "placement": "fused"}, {"correction": "polar"}])
+def test_transposed_layer_computes_what_its_linear_twin_does(
+    stacked_attention: type[nn.Module], settings: dict[str, Any]
+) -> None:
+    """Conv1D of transformers, 8 → 24, stores (in, out): a correction on the wrong axis fits a square weight only."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    plain = stacked_attention(8, 2)
+    twin = stacked_attention(8, 2, layer=lambda columns, rows: conv1d(rows, columns))
+    with torch.no_grad():
+        twin.qkv.weight.copy_(plain.qkv.weight.T)
+        twin.qkv.bias.copy_(plain.qkv.bias)
+    for module in (plain, twin):
+        condition(module, layouts={stacked_attention: stacked("qkv", heads="heads")}, **settings)
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(twin.qkv(x), plain.qkv(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(twin.qkv.weight, plain.qkv.weight.T, rtol=1e-5, atol=1e-5)
+    assert (plain.qkv.weight - plain.qkv.trained_weight()).abs().max() > 0.1
 
 
 def test_fused_identity_lies_on_q_alone_when_stacked(stacked_attention: type[nn.Module]) -> None:

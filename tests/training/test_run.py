@@ -1,6 +1,7 @@
 """Laws of a run: it repeats itself, resumes exactly, and both arms of a pair see the same thing."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from spectral_conditioning.errors import DataError, RecordError, SpectralError
 from spectral_conditioning.training.callbacks import Record, RecordOrder
-from spectral_conditioning.training.prepare import load_run_model
+from spectral_conditioning.training.prepare import load_run_model, prepare
 from spectral_conditioning.training.record import RunFolder, read_lines
 from spectral_conditioning.training.run import Outcome, run
 from spectral_conditioning.training.schema import RunConfig
@@ -78,10 +79,29 @@ def test_seeds_differ_in_weights_and_order(train: Train):
     assert one.record["hashes"]["order"] != other.record["hashes"]["order"]
 
 
-def test_a_sweep_in_one_process_leaves_the_baseline_plain(train: Train):
+def test_a_sweep_in_one_process_leaves_the_baseline_plain(train: Train, caplog: pytest.LogCaptureFixture):
     alone = train(runs="alone")
-    train("conditioning=identity")
-    assert_same(alone, train())
+    with caplog.at_level("INFO"):
+        train("conditioning=identity")
+        assert_same(alone, train())
+    said = [item.message for item in caplog.records if "projections corrected" in item.message]
+    assert [re.findall(r"(\d+) projections", line)[0] for line in said] == ["3", "0"]
+    assert "identity λ=10" in said[0]
+
+
+def test_the_optimizer_treats_each_parameter_alike_in_both_arms(tiny: Make):
+    """Conditioning keeps the names that rules about weight decay go by."""
+
+    def treatment(arm: str) -> dict[str, float]:
+        module = prepare(tiny(f"conditioning={arm}", "optim.weight_decay=0.1")).module
+        names = {id(parameter): name for name, parameter in module.model.named_parameters()}
+        optimizer = module.configure_optimizers()["optimizer"]
+        return {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+
+    baseline = treatment("none")
+    assert baseline["blocks.0.attn.qkv.weight"] == 0.1
+    assert baseline["blocks.0.attn.qkv.bias"] == baseline["cls_token"] == 0
+    assert all(treatment(arm) == baseline for arm in ("identity", "polar", "shifted_start"))
 
 
 class Killed(BaseException):

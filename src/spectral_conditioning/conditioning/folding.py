@@ -31,11 +31,15 @@ class _Original:
 
 
 class Folded:
-    """Handle of a folded model: keeps the trained W of each layer until it is dropped. `layers` is their number."""
+    """Handle of a folded model: keeps the trained W of each layer until it is dropped.
 
-    def __init__(self, originals: list[_Original]) -> None:
+    layers: their number. rounding_error: the largest ‖rounded − (W + C)‖ / ‖W‖ of a weight, Frobenius norms; 0 where the sum
+    kept its float32 (a bfloat16 sum of W with standard deviation 0.02 and 10·I: about 0.06 at width 256).
+    """
+
+    def __init__(self, originals: list[_Original], rounding_error: float) -> None:
         self._originals = originals
-        self.layers = len(originals)
+        self.layers, self.rounding_error = len(originals), rounding_error
 
     def unfold(self) -> None:
         """Make the layers conditioned again, W being bit for bit what it was. A second call changes nothing.
@@ -74,11 +78,14 @@ def fold(model: nn.Module, *, dtype: torch.dtype | None = None) -> Folded:
     with torch.no_grad():
         originals = [_remember(layer) for layer in layers.values()]
         sums: dict[int, Tensor] = {}
+        errors = [0.0]
         for layer in layers.values():
             for name in layer.plans():
                 weight = layer.trained_weight(name)
                 if id(weight) not in sums:
-                    sums[id(weight)] = _sum(layer, name).to(dtype or weight.dtype)
+                    total = _sum(layer, name)
+                    sums[id(weight)] = total.to(dtype or weight.dtype)
+                    errors.append(_rounding_error(sums[id(weight)], total, weight))
         for layer in layers.values():
             for name in layer.plans():
                 weight = layer.trained_weight(name)
@@ -86,13 +93,20 @@ def fold(model: nn.Module, *, dtype: torch.dtype | None = None) -> Folded:
             settings = layer.conditioning()
             make_plain(layer)
             layer.__dict__[FOLDED_MARK] = settings.to_dict()
-    return Folded(originals)
+    return Folded(originals, max(errors))
 
 
 def _sum(layer: Any, name: str) -> Tensor:
     weight, correction = layer.trained_weight(name), layer.correction(name)
     total: Tensor = weight.to(accumulation_dtype(weight.dtype)) + correction.to(weight.device)
     return total
+
+
+def _rounding_error(rounded: Tensor, total: Tensor, weight: Tensor) -> float:
+    if rounded.dtype == total.dtype or total.is_meta:
+        return 0.0
+    error, size = (rounded.double() - total.double()).norm(), weight.double().norm()
+    return float(error / size) if size > 0 else 0.0
 
 
 def _remember(layer: Conditioned) -> _Original:
