@@ -32,7 +32,7 @@ Pictures = list[tuple[Path, str]]
 _FIGURES: tuple[tuple[str, str, Callable[[Table, Path, Logs], list[Path]]], ...] = (
     ("lambda", "Final value over λ. Every dot is one seed.", lambda table, path, _: plot_lambda_curve(table, path)),
     ("training", "Training curves.", plot_training_curves),
-    ("spectra", "Spectra of the projections through training.", plot_spectra),
+    ("spectra", "Spectra of W + C, κ(J) and the saturation of attention through training.", plot_spectra),
 )
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --soft: #5a5a5a; --line: #d5d5d5; --back: #ffffff; --warn: #8a3b00;

@@ -1,14 +1,17 @@
 """Spectra through training, as in the paper's figures: σ_min(W), κ(W) and κ(J) over steps for every arm.
 
 They come from log lines with split `spectra`, whose keys are `<quantity>` or `<quantity>/<role>`, e.g. `sigma_min/q`,
-`kappa_w/k`, `kappa_j`; each value is a mean over layers. Quantities not known here are drawn under their own names.
+`kappa_w/k`, `kappa_j`; each value is a mean over layers. The paper's three stand first, beside the saturation of attention,
+without which a low κ(J) cannot be read; quantities not known here come last, under their own names.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
 from spectral_conditioning.results.curves import ArmCurve, Logs, arm_curve
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,
@@ -26,8 +29,38 @@ from spectral_conditioning.results.training_curves import MOST_IN_ONE_PANEL, arm
 
 SPLIT = "spectra"
 _NOT_QUANTITIES = frozenset(["step", "split", "epoch"])
-_QUANTITIES = ("sigma_min", "sigma_max", "kappa", "kappa_w", "kappa_j")
 _ROLES = ("q", "k", "v", "")
+_COLUMNS, _ROWS = 3, 3
+# Values that span less than this factor are read more easily on a linear axis.
+_LOG_SPAN = 10.0
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """How a logged quantity is shown: title (`{}` stands for `_Q`, `_K`, `_V`), y axis, row, and limits where it has some."""
+
+    title: str
+    label: str
+    row: int
+    limits: tuple[float, float] | None = None
+    threshold: tuple[float, str] | None = None
+
+
+_RATIO = "σ_max / σ_min"
+QUANTITIES = {
+    "sigma_min": Quantity("σ_min(W{})", "smallest singular value", 0),
+    "kappa_w": Quantity("κ(W{})", _RATIO, 1),
+    "kappa": Quantity("κ(W{})", _RATIO, 1),
+    "kappa_j": Quantity("κ(J{})", f"{_RATIO}, one head", 2),
+    "attention_entropy": Quantity("attention entropy", "fraction of log N", 2, limits=(-0.03, 1.03)),
+    "attention_sensitivity": Quantity(
+        "softmax sensitivity", "1: flat attention", 2, threshold=(SENSITIVITY_LIMIT, "saturated below")
+    ),
+    "attention_self_weight": Quantity("attention to itself", "share of a row", 3, limits=(-0.03, 1.03)),
+    "sigma_max": Quantity("σ_max(W{})", "largest singular value", 4),
+    "kappa_head": Quantity("κ per head of W{}", _RATIO, 5),
+    "norm_j": Quantity("‖J{}‖", "largest σ, one head", 6),
+}
 Look = tuple[Arm, Any, str]
 
 
@@ -46,39 +79,64 @@ def spectra_names(arms: list[Arm], logs: Logs) -> list[str]:
 
 
 def plot_spectra(table: Table, path: Path, logs: Logs) -> list[Path]:
-    """Draw one row for each quantity and one column for each role; [] when no run logged spectra.
+    """Draw a panel for each quantity and role, at most nine a figure; [] when no run logged spectra.
 
-    Too many arms for one panel go to one figure for each series of λ, `<path>-2.png` and so on, the baseline in each.
+    Further panels go to `<path>-2.png` and so on. So do, where there are too many arms for one panel, the series of λ, the
+    baseline in each.
     """
-    names = spectra_names(table.all_arms, logs)
-    if not names:
-        return []
+    rows = panel_rows(spectra_names(table.all_arms, logs))
+    pages = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
+    drawings = [(series, looks, page) for series, looks in _series_looks(table) for page in pages]
+    return [
+        _draw(table, series, page, looks, path if not index else path.with_stem(f"{path.stem}-{index + 1}"), logs)
+        for index, (series, looks, page) in enumerate(drawings)
+    ]
+
+
+def panel_rows(names: list[str]) -> list[list[str]]:
+    """Return the keys by row of panels: roles side by side, short rows joined as long as they fit."""
+    rows: list[list[str]] = []
+    ranks: list[int] = []
+    for name in names:
+        rank = _order(name)[0]
+        if rows and ranks[-1] == rank and len(rows[-1]) < _COLUMNS:
+            rows[-1].append(name)
+            continue
+        rows.append([name])
+        ranks.append(rank)
+    joined: list[list[str]] = []
+    for row in rows:
+        if joined and len(joined[-1]) + len(row) <= _COLUMNS:
+            joined[-1] += row
+        else:
+            joined.append(row)
+    return joined
+
+
+def _series_looks(table: Table) -> list[tuple[str, list[Look]]]:
     if len(table.arms) <= MOST_IN_ONE_PANEL:
-        return [_draw(table, "", names, arm_looks(table), path, logs)]
+        return [("", arm_looks(table))]
     colours = lambda_colours([arm.runs[0].lam for arm in table.arms])
     base: list[Look] = [(table.baseline, BASELINE_COLOUR, "--")] if table.baseline else []
     return [
-        _draw(
-            table, f", {series}", names, [*base, *((arm, colours[arm.runs[0].lam], "-") for arm in arms)],
-            path if not index else path.with_stem(f"{path.stem}-{index + 1}"), logs,
-        )
-        for index, (series, arms) in enumerate(lambda_series(table).items())
-    ]  # fmt: skip
+        (f", {series}", [*base, *((arm, colours[arm.runs[0].lam], "-") for arm in arms)])
+        for series, arms in lambda_series(table).items()
+    ]
 
 
-def _draw(table: Table, series: str, names: list[str], looks: list[Look], path: Path, logs: Logs) -> Path:
-    rows: dict[str, list[str]] = {}
-    for name in names:
-        rows.setdefault(_split(name)[0], []).append(name)
-    columns = max(len(row) for row in rows.values())
-    figure, axes = new_figure(len(rows), columns, width=max(6.5, 3.4 * columns), height=2.4 * len(rows) + 1.0)
+def _draw(table: Table, series: str, rows: list[list[str]], looks: list[Look], path: Path, logs: Logs) -> Path:
+    columns = max(len(row) for row in rows)
+    figure, axes = new_figure(len(rows), columns, width=max(6.5, 3.4 * columns), height=2.5 * len(rows) + 1.0)
     drawn: list[ArmCurve] = []
-    for axis_row, row in zip(axes, rows.values(), strict=True):
+    for axis_row, row in zip(axes, rows, strict=True):
         for axis, name in zip(axis_row, row, strict=False):
             drawn += _panel(axis, name, looks, logs)
         for axis in axis_row[len(row) :]:
             axis.set_visible(False)
-    figure.suptitle(f"{table.title}{series}: spectra through training, mean over layers{curve_key(drawn)}", fontsize=10)
+    figure.suptitle(
+        f"{table.title}{series}: through training, mean over layers, W with its correction{curve_key(drawn)}",
+        fontsize=10,
+    )
     legend_below(figure, [curve_handle(colour, arm.label, line) for arm, colour, line in looks])
     return save(figure, path)
 
@@ -88,24 +146,34 @@ def _panel(axis: Any, name: str, looks: list[Look], logs: Logs) -> list[ArmCurve
     for lines, colour, line in curves:
         draw_curve(axis, lines, colour=colour, line=line)
     values = [value for lines, _, _ in curves for points in [*lines.learned, *lines.failed] for _, value in points]
-    if values and min(values) > 0:
+    quantity = QUANTITIES.get(_split(name)[0])
+    if quantity and quantity.limits:
+        axis.set_ylim(*quantity.limits)
+    elif values and min(values) > 0 and max(values) > _LOG_SPAN * min(values):
         axis.set_yscale("log")
+        if quantity and quantity.threshold and min(values) < quantity.threshold[0]:
+            _draw_threshold(axis, *quantity.threshold)
     axis.set_title(title(name), fontsize=10)
+    axis.set_ylabel(quantity.label if quantity else "")
     axis.set_xlabel("optimizer step")
     return [lines for lines, _, _ in curves]
+
+
+def _draw_threshold(axis: Any, value: float, text: str) -> None:
+    axis.axhline(value, color="#666666", linestyle=":", linewidth=1)
+    axis.annotate(
+        f"{text} {value:g}", (1, value), xycoords=("axes fraction", "data"), xytext=(-2, -3), textcoords="offset points",
+        ha="right", va="top", color="#444444", fontsize=8,
+    )  # fmt: skip
 
 
 def title(name: str) -> str:
     """`kappa_w/q` → `κ(W_Q)`; names that are not known stay as they are."""
     quantity, role = _split(name)
-    subject = f"_{role.upper()}" if role else ""
-    return {
-        "sigma_min": f"σ_min(W{subject})",
-        "sigma_max": f"σ_max(W{subject})",
-        "kappa": f"κ(W{subject})",
-        "kappa_w": f"κ(W{subject})",
-        "kappa_j": f"κ(J{subject})",
-    }.get(quantity, name)
+    known = QUANTITIES.get(quantity)
+    if known is None or (role and "{}" not in known.title):
+        return name
+    return known.title.format(f"_{role.upper()}" if role else "")
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -114,6 +182,10 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _order(name: str) -> tuple[Any, ...]:
+    """Rank of a key's row, then its place in the row."""
     quantity, role = _split(name)
-    rank = _QUANTITIES.index(quantity) if quantity in _QUANTITIES else len(_QUANTITIES)
-    return rank, quantity, _ROLES.index(role) if role in _ROLES else len(_ROLES), role
+    names = list(QUANTITIES)
+    known = quantity in QUANTITIES
+    rank = QUANTITIES[quantity].row if known else len(names)
+    place = names.index(quantity) if known else len(names)
+    return rank, place, quantity, _ROLES.index(role) if role in _ROLES else len(_ROLES), role
