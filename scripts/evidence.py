@@ -79,10 +79,15 @@ def lambda_table() -> str:
         f"{name} {median([r for r in found if r['arm_id'] == arm], 100, 1)}"
         for name, arm in (("Baseline", "none"), ("Theorem 3.5 once", "polar-1"), ("at every step", "polar-1-every1"))
     ]
-    seeds = len({row["seed"] for row in found})
+    counts = {arm: len({row["seed"] for row in found if row["arm_id"] == arm}) for arm in {r["arm_id"] for r in found}}
+    most = max(counts.values())
+    full = [
+        next(r["arm"] for r in found if r["arm_id"] == arm) for arm, count in sorted(counts.items()) if count == most
+    ]
     return (
         table(["digits, accuracy %", *(f"λ={lam:g}" for lam in lams)], lines)
-        + f"\n\nMedian of {seeds} seeds, failed runs (at chance or diverged) counted. {', '.join(others)}."
+        + f"\n\nMedian over {most} seeds ({'; '.join(full)}) or {min(counts.values())} (the rest), failed runs (at chance or "
+        f"diverged) counted. {', '.join(others)}."
     )
 
 

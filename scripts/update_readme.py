@@ -1,26 +1,39 @@
-"""Regenerate the README's blocks: `python scripts/update_readme.py [runs/demo/compare]`.
+"""Regenerate the README's blocks: `python scripts/update_readme.py [COMPARE_FOLDER TARGET]`.
 
-With the folder that `spectral demo` wrote, its table, figures and values are copied to experiments/imagenet/demo first;
-without it the blocks are made anew from there. A test fails when README and those files differ.
+With a folder that `spectral compare` or `spectral demo` wrote, its tables and figures are copied to TARGET first, e.g.
+
+    python scripts/update_readme.py runs/demo/compare experiments/imagenet/demo
+
+then the blocks are made anew from what lies under experiments/. A test fails when README and those files differ.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 from pathlib import Path
 
+import evidence
+
 from spectral_conditioning.conditioning import families
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "experiments" / "imagenet" / "demo"
-COPIED = {
-    "compare.csv": "results.csv",
-    "compare.md": "table.md",
-    "imagenet-small-lambda.png": "lambda.png",
-    "imagenet-small-training.png": "training.png",
-}
+COPIED = {"compare.csv": "results.csv", "compare.md": "table.md", "compare_sweep.csv": "sweep.csv"}
+
+
+def record(source: Path, target: Path) -> None:
+    """Copy the rows, the tables and every figure of a comparison; what all figures' names begin with is left out."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name, kept in COPIED.items():
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / kept)
+    figures = sorted(source.glob("*.png"))
+    shared = os.path.commonprefix([figure.name for figure in figures]).rpartition("-")
+    for figure in figures:
+        shutil.copyfile(figure, target / figure.name.removeprefix(shared[0] + shared[1]))
 
 
 def demo_block() -> str:
@@ -42,7 +55,8 @@ def families_block() -> str:
 
 def regenerated(readme: str) -> str:
     """Return the README with every block between its markers made anew."""
-    for name, block in {"demo": demo_block(), "families": families_block()}.items():
+    blocks = {"demo": demo_block(), "evidence": evidence.block(), "families": families_block()}
+    for name, block in blocks.items():
         pattern = re.compile(f"<!-- {name}:start -->.*<!-- {name}:end -->", re.DOTALL)
         if not pattern.search(readme):
             raise SystemExit(f"README.md has no markers for the block {name!r}")
@@ -51,11 +65,11 @@ def regenerated(readme: str) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Copy a demo's outputs if given, then rewrite README.md."""
+    """Copy a comparison if one is given, then rewrite README.md."""
+    if len(argv) not in (0, 2):
+        raise SystemExit("usage: update_readme.py [COMPARE_FOLDER TARGET]")
     if argv:
-        DEMO.mkdir(parents=True, exist_ok=True)
-        for source, target in COPIED.items():
-            shutil.copyfile(Path(argv[0]) / source, DEMO / target)
+        record(Path(argv[0]), Path(argv[1]))
     path = ROOT / "README.md"
     path.write_text(regenerated(path.read_text()))
 
