@@ -1,11 +1,12 @@
 """The README's code runs and prints what it says."""
 
 import csv
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -39,13 +40,51 @@ def test_every_command_and_link_in_the_readme_exists():
             assert (config_directory() / "experiment" / family / f"{name}.yaml").exists(), f"{family}/{name}"
 
 
-def test_regenerating_the_readme_changes_nothing():
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("update_readme")
+
+
+def test_regenerating_the_readme_changes_nothing(script: ModuleType):
     assert script.regenerated(README) == README
+
+
+def test_recording_a_comparison_copies_rows_tables_and_figures(tmp_path: Path, script: ModuleType):
+    source = tmp_path / "compare"
+    source.mkdir()
+    for name in (
+        "compare.csv",
+        "compare.md",
+        "compare.tex",
+        "imagenet-small-lambda.png",
+        "imagenet-small-training.png",
+    ):
+        (source / name).write_text(name)
+    script.record(source, tmp_path / "kept")
+    kept = {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()}
+    assert kept == {
+        "results.csv": "compare.csv",
+        "table.md": "compare.md",
+        "spectra-2.png": "imagenet-small-spectra-2.png",
+        "training.png": "imagenet-small-training.png",
+    }
+
+
+def test_the_evidence_counts_failed_runs_and_pairs_by_seed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    evidence = importlib.import_module("evidence")
+
+    def row(arm: str, seed: int, value: float, **more: str) -> dict[str, str]:
+        return {"arm_id": arm, "seed": str(seed), "value": str(value), "mode": "max", "status": "finished",
+                "at_chance": "False", **more}  # fmt: skip
+
+    baseline = [row("none", seed, value) for seed, value in enumerate([0.90, 0.92, 0.94])]
+    arm = [row("polar-1", 0, 0.93), row("polar-1", 1, 0.91), row("polar-1", 2, 0.10, at_chance="True")]
+    assert evidence.median(arm, 100, 1) == "91.0 (1 failed)"
+    assert evidence.difference(arm, baseline, 100, 1) == "−1.0, 1 of 3 (1 failed)"
+    lower = [{**each, "mode": "min"} for each in arm]
+    assert evidence.difference(lower, baseline, 100, 1) == "−1.0, 2 of 3 (1 failed)"
 
 
 def test_every_accuracy_in_the_readme_is_in_its_results_file():
