@@ -11,6 +11,7 @@ import torch
 
 from spectral_conditioning.errors import DataError, RecordError, SpectralError
 from spectral_conditioning.training.callbacks import Record, RecordOrder
+from spectral_conditioning.training.compose import compose_run
 from spectral_conditioning.training.prepare import load_run_model, prepare
 from spectral_conditioning.training.record import RunFolder, read_lines
 from spectral_conditioning.training.run import Outcome, run
@@ -254,6 +255,16 @@ def test_recording_spectra_changes_nothing_else_and_gives_the_papers_curves(trai
     assert [line["step"] for line in spectra] == [0, 2, 4, 6]
     assert all(torch.equal(value, weights(recorded)[name]) for name, value in weights(plain).items())
     assert {"sigma_min/q", "kappa_w/v", "kappa_head/k", "kappa_j", "attention_entropy"} <= set(spectra[0])
+    assert plain.record["seconds"]["spectra"] == 0
+    assert 0 < recorded.record["seconds"]["spectra"] < recorded.record["seconds"]["train"]
+    assert plain.folder.name == recorded.folder.name
+
+
+def test_spectra_are_recorded_unless_switched_off():
+    assert compose_run(["experiment=imagenet/vit_b", "data.path=nowhere"]).evaluate.spectra == 8
+    # A fine-tuning on RTE takes less time than nine recordings.
+    glue = ["experiment=cramming/glue", "task.model.glue_task=rte", "init.weights=runs/x", "data.path=glue"]
+    assert compose_run(glue).evaluate.spectra == 0
 
 
 def test_the_first_spectra_are_those_of_w_plus_c(train: Train):

@@ -39,7 +39,10 @@ PROBED_SAMPLES = 8
 
 @dataclasses.dataclass
 class Fitted:
-    """What training left behind: metrics of the reported weights by `split/name`, or the step at which it diverged."""
+    """What training left behind: metrics of the reported weights by `split/name`, or the step at which it diverged.
+
+    seconds: wall time of training in this process; spectra_seconds: the part of it that recording spectra took.
+    """
 
     metrics: dict[str, float]
     reported_step: int | None
@@ -48,6 +51,7 @@ class Fitted:
     skipped_steps: int
     order: str
     seconds: float
+    spectra_seconds: float
 
 
 @dataclasses.dataclass
@@ -131,6 +135,7 @@ def fit(prepared: Prepared, folder: RunFolder, sinks: list[Sink], label: str, re
         skipped_steps=seen.record.skipped_steps,
         order=seen.order.hash.digest,
         seconds=seconds,
+        spectra_seconds=sum(item.seconds for item in seen.callbacks if isinstance(item, RecordSpectra)),
     )
 
 

@@ -65,7 +65,11 @@ def result_record(
         "versions": versions(),
         "code": code_state(),
         "machine": machine(),
-        "seconds": {"train": round(fitted.seconds, 3), "total": round(seconds, 3)},
+        "seconds": {
+            "train": round(fitted.seconds, 3),
+            "spectra": round(fitted.spectra_seconds, 3),
+            "total": round(seconds, 3),
+        },
     }
 
 

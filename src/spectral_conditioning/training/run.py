@@ -162,6 +162,10 @@ def _announce(prepared: Prepared, label: str, folder: RunFolder, first_step: int
 
 
 def _announce_end(record: dict[str, Any], label: str, folder: RunFolder) -> None:
+    seconds = record["seconds"]
+    if seconds["spectra"]:
+        share = 100 * seconds["spectra"] / seconds["train"]
+        log.info("spectra took %.1f s, %.2g %% of training (evaluate.spectra)", seconds["spectra"], share)
     if record["status"] == "diverged":
         log.warning("%s: diverged at step %d; recorded as that in %s", label, record["diverged_at"], folder.result)
         return

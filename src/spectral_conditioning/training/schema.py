@@ -59,7 +59,7 @@ class EvaluateConfig:
 
     every_steps: int | None = None
     every_epochs: float | None = 1.0
-    spectra: int = 0
+    spectra: int = 8
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,8 @@ KEPT = {
 class RecordSpectra(Callback):
     """Measure W + C and J before the first step and at `points` evenly spaced steps, on the samples of the first batch.
 
-    Nothing is drawn from a global generator and the model is left as it was; rank 0 measures alone.
+    Nothing is drawn from a global generator and the model is left as it was; rank 0 measures alone. `seconds`: wall time
+    that it took in this process.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RecordSpectra(Callback):
     ) -> None:
         self.steps = {round(total_steps * point / points) for point in range(1, points + 1)}
         self.samples, self.layouts, self.write = samples, layouts, write
+        self.seconds = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == 0:
@@ -57,6 +60,7 @@ class RecordSpectra(Callback):
         if not trainer.is_global_zero:
             return
         assert isinstance(module, TaskModule)
+        started = time.perf_counter()
         batch = trainer.strategy.batch_to_device(self.samples(), module.device)
         try:
             found = spectra_summary(module.model, layouts=self.layouts)
@@ -65,3 +69,4 @@ class RecordSpectra(Callback):
             # Weights on their way to infinity have no spectrum; the loss decides whether the run has diverged.
             found = dict.fromkeys(KEPT.values(), float("nan"))
         self.write(trainer, "spectra", {name: found[source] for name, source in KEPT.items() if source in found})
+        self.seconds += time.perf_counter() - started

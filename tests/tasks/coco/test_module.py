@@ -27,6 +27,7 @@ from spectral_conditioning.tasks.coco.task import TASK
 from spectral_conditioning.tasks.optim import OptimConfig, build_optimizer, multistep_factor
 from spectral_conditioning.training.callbacks import RecordOrder
 from spectral_conditioning.training.compose import compose_run
+from spectral_conditioning.training.record import read_lines
 from spectral_conditioning.training.run import Outcome, run
 
 Build = Callable[..., Float32HeadMaskRCNN]
@@ -38,7 +39,7 @@ TINY_RUN = [
     "data={shapes_train: 6, shapes_val: 3, shapes_size: 64, batch_size: 2, eval_batch_size: 2, pictures: 1}",
     "optim.warmup_steps=1",
     "budget={steps: 2, epochs: null, tokens: null}",
-    "evaluate={every_steps: 1, every_epochs: null}",
+    "evaluate={every_steps: 1, every_epochs: null, spectra: 0}",
     "trainer.log_every=1",
     "trainer.progress=none",
 ]
@@ -155,7 +156,11 @@ def test_pictures_show_ground_truth_beside_predictions(module: DetectionModule, 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(compose_run([*TINY_RUN, f"paths.runs={tmp_path_factory.mktemp('runs')}", "conditioning=polar"]))
+    return run(
+        compose_run(
+            [*TINY_RUN, f"paths.runs={tmp_path_factory.mktemp('runs')}", "conditioning=polar", "evaluate.spectra=2"]
+        )
+    )
 
 
 def test_a_run_leaves_a_record_pictures_and_plain_checkpoints(finished: Outcome) -> None:
@@ -170,6 +175,16 @@ def test_a_run_leaves_a_record_pictures_and_plain_checkpoints(finished: Outcome)
     saved = torch.load(finished.folder / "checkpoints" / "reported.ckpt", weights_only=True)
     assert saved["step"] == 2
     assert any(name.startswith("backbone.body.blocks.0.attn.qkv") for name in saved["model"])
+
+
+def test_spectra_of_the_backbone_are_recorded(finished: Outcome) -> None:
+    spectra = [line for line in read_lines(finished.folder / "metrics.jsonl") if line["split"] == "spectra"]
+    assert [line["step"] for line in spectra] == [0, 1, 2]
+    for line in spectra:
+        # Theorem 3.5 before the first step, little moved after two of them.
+        assert all(1 <= line[f"kappa_w/{role}"] <= 2.1 for role in "qkv")
+        assert line["kappa_j"] > 1
+    assert 0 < finished.record["seconds"]["spectra"] < finished.record["seconds"]["train"]
 
 
 def test_both_arms_start_from_the_same_weights_and_see_the_same_samples(tmp_path: Path, finished: Outcome) -> None:

@@ -23,7 +23,7 @@ CPU = [
     "trainer=cpu",
     "trainer.progress=none",
     "trainer.checkpoint_every=null",
-    "evaluate={every_steps: null, every_epochs: null}",
+    "evaluate={every_steps: null, every_epochs: null, spectra: 0}",
     "budget={steps: 2, epochs: null, tokens: null}",
     "data.workers=0",
 ]

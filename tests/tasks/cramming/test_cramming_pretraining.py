@@ -272,3 +272,14 @@ def test_data_that_does_not_fit_leaves_no_folder(tiny: Make, tmp_path: Any) -> N
     with pytest.raises(DataError, match=r"sequences of 32 tokens, but data\.length is 64"):
         run(tiny("data.length=64"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_spectra_are_recorded(train: Train) -> None:
+    outcome = train("evaluate.spectra=2", "conditioning=polar")
+    lines = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    spectra = [line for line in lines if line["split"] == "spectra"]
+    assert [line["step"] for line in spectra] == [0, 3, 6]
+    # Theorem 3.5 before the first step.
+    assert all(1 <= spectra[0][f"kappa_w/{role}"] <= 2.01 for role in "qkv")
+    assert all(line["kappa_j"] > 1 and 0 < line["attention_entropy"] <= 1 for line in spectra)
+    assert 0 < outcome.record["seconds"]["spectra"] < outcome.record["seconds"]["train"]

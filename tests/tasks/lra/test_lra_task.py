@@ -28,7 +28,7 @@ from spectral_conditioning.training.run import run
 from spectral_conditioning.training.schema import RunConfig
 
 Write = Callable[..., Path]
-CPU = ["trainer=cpu", "trainer.precision=32-true", "trainer.progress=none", "paths.runs=runs"]
+CPU = ["trainer=cpu", "trainer.precision=32-true", "trainer.progress=none", "paths.runs=runs", "evaluate.spectra=0"]
 
 
 @pytest.mark.parametrize("name", ["listops", "text", "retrieval", "image", "pathfinder", "skyformer_listops"])
@@ -118,6 +118,17 @@ def test_both_arms_start_from_the_same_weights_and_see_the_same_order(tiny: Call
     # A constant answer scores what the record calls chance: 10 labels, each on one of the 10 test samples.
     assert records[0]["chance"] == pytest.approx(0.1)
     assert records[0]["primary"]["name"] == "test/accuracy"
+
+
+def test_spectra_are_recorded(tiny: Callable[..., RunConfig]) -> None:
+    outcome = run(tiny("evaluate.spectra=2", "conditioning=polar"))
+    lines = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    spectra = [line for line in lines if line["split"] == "spectra"]
+    assert [line["step"] for line in spectra] == [0, 3, 6]
+    # Theorem 3.5 before the first step.
+    assert all(1 <= spectra[0][f"kappa_w/{role}"] <= 2.01 for role in "qkv")
+    assert all(line["kappa_j"] > 1 and 0 < line["attention_entropy"] <= 1 for line in spectra)
+    assert 0 < outcome.record["seconds"]["spectra"] < outcome.record["seconds"]["train"]
 
 
 @pytest.mark.slow
