@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from spectral_conditioning.cli import dispatch
 from spectral_conditioning.errors import ConfigError, DataError, SpectralError
+from spectral_conditioning.results.probe_report import short
 
 TINY = ["--tokens", "6", "--layers", "1"]
 
@@ -27,7 +28,7 @@ def test_a_timm_model_gives_a_table_a_file_and_figures(tmp_path, capsys):
     assert dispatch(["probe", "timm:vit_tiny_patch16_224", *TINY, "--lam", "0,10", "--blocks", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     for expected in ("random initialisation (seed 0)", "china.jpg", "SATURATED", "12 of 12 layers are saturated",
-                     "λ²√d = 800", "6 of 197 tokens", "on independent tokens", "J_K"):  # fmt: skip
+                     "λ²√d = 800", "6 of 197 tokens", "random tokens", "J_K"):  # fmt: skip
         assert expected in shown
     found = json.loads((out / "probe.json").read_text())
     assert [point["lam"] for point in found["points"]] == [0, 10]
@@ -109,3 +110,9 @@ def test_errors_name_the_thing_and_the_fix(arguments, error, message):
     Path("weights.pth").write_text("no weights")
     with pytest.raises(error, match=message):
         dispatch(["probe", *arguments])
+
+
+def test_numbers_are_short_enough_for_a_terminal_of_100_columns():
+    given = [1.25, 99.6, 810.4, 9999.4, 12_345.0, 4.2e6, 1e146, 1.6e-5, float("inf"), 0.0]
+    shown = ["1.2", "1e2", "810", "9999", "1.2e4", "4.2e6", "1e146", "1.6e-5", "inf", "0"]
+    assert [short(value) for value in given] == shown

@@ -51,7 +51,7 @@ class LayerProbe:
     @property
     def label(self) -> str:
         """The module's path, and what it was run on where that is not the input."""
-        return f"{self.name}, independent tokens" if self.independent else self.name
+        return f"{self.name}, random tokens" if self.independent else self.name
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -74,7 +74,7 @@ def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
         axis.set_title(label)
         axis.set_xlabel("attention layer")
     for axis in [*axes[0], *axes[1], axes[2][0], axes[2][2]]:
-        axis.set_yscale("log")
+        _log_scale(axis)
     axes[2][1].set_ylim(-0.05, 1.05)
     axes[2][2].axhline(SENSITIVITY_LIMIT, color="#999999", linewidth=0.8, linestyle=":")
     _whole_layers(axes, len(order))
@@ -127,6 +127,13 @@ def _line(axis: Any, x: list[int], y: list[float], colour: Any, *, small: bool =
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
     if pairs:
         axis.plot(*zip(*pairs, strict=True), color=colour, marker="o", markersize=3 if small else 6, linewidth=1.4)
+
+
+def _log_scale(axis: Any) -> None:
+    """Take a logarithmic scale where the lines span more than a decade; a linear one has the plainer ticks below that."""
+    values = [float(y) for line in axis.lines for y in line.get_ydata()]
+    if values and max(values) > 10 * min(values):
+        axis.set_yscale("log")
 
 
 def _kappa(layer: LayerProbe) -> float:

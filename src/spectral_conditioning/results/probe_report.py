@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def _table(report: ProbeReport, title: str, columns: Sequence[int]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index in columns:
         name, side = _COLUMNS[index]
         table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
@@ -98,12 +99,12 @@ def _row(point: ProbePoint, layer: LayerProbe, head: HeadProbe) -> list[str]:
         for role in "qkv"
     )
     saturation = layer.saturation
-    name = "  on independent tokens" if layer.independent else layer.name
+    name = "  random tokens" if layer.independent else layer.name
     return [
         name if len(layer.heads) == 1 else f"{name} head {head.head}",
         "" if layer.independent else stacked,
         "" if layer.independent else of_head,
-        "none" if head.jacobian is None else head.jacobian.text,
+        "none" if head.jacobian is None else _compact(head.jacobian.text),
         "" if head.valid is None or head.valid.gram is None else short(head.valid.gram),
         "" if head.published is None else short(head.published.value),
         "" if saturation is None or saturation.entropy is None else f"{saturation.entropy:.3f}",
@@ -145,7 +146,7 @@ def _reading(report: ProbeReport) -> list[str]:
         )
     if any(point.control for point in report.points):
         lines.append(
-            "on independent tokens: the first layer with the same weights on layer-normed Gaussian tokens, without masks and "
+            "random tokens: the first layer with the same weights on layer-normed Gaussian tokens, without masks and "
             "biases. Tokens of a real input resemble each other, which alone makes P X nearly singular and κ(J) large."
         )
     if any(layer.exempt for point in report.points for layer in point.saturation):
@@ -184,5 +185,10 @@ def lam_label(point: ProbePoint, *, named: bool = False) -> str:
 
 
 def short(value: float) -> str:
-    """Two significant digits: 1.3, 810, 4.2e+06."""
-    return f"{value:.2g}" if value < 100 or value >= 10_000 else f"{value:.0f}"
+    """Two significant digits, whole numbers up to 10,000: 1.3, 810, 4.2e6."""
+    return _compact(f"{value:.2g}" if value < 100 or value >= 10_000 else f"{value:.0f}")
+
+
+def _compact(number: str) -> str:
+    """Write 4.2e+06 as 4.2e6."""
+    return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", number)
