@@ -31,7 +31,7 @@ def record(source: Path, target: Path) -> None:
         if (source / name).exists():
             shutil.copyfile(source / name, target / kept)
     figures = sorted(source.glob("*.png"))
-    shared = os.path.commonprefix([figure.name for figure in figures]).rpartition("-")
+    shared = os.path.commonprefix([figure.name for figure in figures]).rpartition("-")  # noqa: RUF071  (characters)
     for figure in figures:
         shutil.copyfile(figure, target / figure.name.removeprefix(shared[0] + shared[1]))
 
