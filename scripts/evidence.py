@@ -12,7 +12,6 @@ DIGITS = EXPERIMENTS / "ablations" / "digits"
 # What is shown, experiment, its results below experiments/, unit, factor.
 RECORDED = (
     ("Digits, ViT", "imagenet/small", "ablations/digits/lambda", "accuracy, %", 100),
-    ("Flowers 64 px, ViT", "imagenet/flowers", "imagenet/flowers", "accuracy, %", 100),
     ("ListOps, Nyströmformer", "lra/small_listops", "lra/small", "accuracy, %", 100),
     ("Digits as pixels, Nyströmformer", "lra/small_image", "lra/small", "accuracy, %", 100),
     ("Nuclei, Mask R-CNN, XCiT", "coco/small", "coco/nuclei", "box AP", 100),
@@ -79,15 +78,14 @@ def lambda_table() -> str:
         f"{name} {median([r for r in found if r['arm_id'] == arm], 100, 1)}"
         for name, arm in (("Baseline", "none"), ("Theorem 3.5 once", "polar-1"), ("at every step", "polar-1-every1"))
     ]
-    counts = {arm: len({row["seed"] for row in found if row["arm_id"] == arm}) for arm in {r["arm_id"] for r in found}}
+    counts = {row["arm"]: len({r["seed"] for r in found if r["arm"] == row["arm"]}) for row in found}
     most = max(counts.values())
-    full = [
-        next(r["arm"] for r in found if r["arm_id"] == arm) for arm, count in sorted(counts.items()) if count == most
-    ]
+    rest = sorted({count for count in counts.values() if count < most})
+    fewer = f"; {' or '.join(map(str, rest))} for the rest" if rest else ""
     return (
         table(["digits, accuracy %", *(f"λ={lam:g}" for lam in lams)], lines)
-        + f"\n\nMedian over {most} seeds ({'; '.join(full)}) or {min(counts.values())} (the rest), failed runs (at chance or "
-        f"diverged) counted. {', '.join(others)}."
+        + f"\n\nMedian over seeds, failed runs (at chance or diverged) counted. {', '.join(others)}. Seeds: {most} for "
+        f"{', '.join(arm for arm, count in counts.items() if count == most)}{fewer}."
     )
 
 

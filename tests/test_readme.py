@@ -57,7 +57,7 @@ def test_recording_a_comparison_copies_rows_tables_and_figures(tmp_path: Path, s
         "compare.csv",
         "compare.md",
         "compare.tex",
-        "imagenet-small-lambda.png",
+        "imagenet-small-spectra-2.png",
         "imagenet-small-training.png",
     ):
         (source / name).write_text(name)
