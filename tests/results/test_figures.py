@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
 from spectral_conditioning.results import lambda_curve, spectra_figures, sweep_figure, training_curves
 from spectral_conditioning.results.compare import compare
 from spectral_conditioning.results.curves import Logs
@@ -221,7 +222,7 @@ def test_everything_a_run_logs_has_a_title_a_unit_and_a_readable_figure(
     ]  # fmt: skip
     assert all(axis.get_ylabel() and axis.get_xlabel() == "optimizer step" for page in panels for axis in page)
     sensitivity = panels[0][-1]
-    assert [text.get_text() for text in sensitivity.texts] == ["saturated below 0.005"]
+    assert [text.get_text() for text in sensitivity.texts] == [f"saturated below {SENSITIVITY_LIMIT:g}"]
     for figure in drawn:
         assert_nothing_overlaps(figure)
 
