@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from torch import nn
 
-from spectral_conditioning import Conditioning, ConditioningError
+from spectral_conditioning import Conditioning, ConditioningError, condition
 
 
 def test_defaults_are_the_papers() -> None:
@@ -77,3 +78,14 @@ def test_round_trip_and_order() -> None:
 def test_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(ConditioningError, match=r"unknown setting 'lamda'; closest 'lam'"):
         Conditioning.from_dict({"lamda": 1})
+
+
+def test_settings_as_keywords_or_object() -> None:
+    settings = Conditioning(correction="polar", lam=1.0)
+    assert condition(nn.MultiheadAttention(8, 2), settings, targets=("q",)).settings == Conditioning(
+        correction="polar", lam=1.0, targets=("q",)
+    )
+    with pytest.raises(ConditioningError, match="unknown setting 'lamb'; closest 'lam'"):
+        condition(nn.MultiheadAttention(8, 2), lamb=1.0)
+    with pytest.raises(ConditioningError, match="settings is a dict"):
+        condition(nn.MultiheadAttention(8, 2), {"lam": 1.0})  # type: ignore[arg-type]

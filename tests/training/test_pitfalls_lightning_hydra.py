@@ -21,7 +21,7 @@ from spectral_conditioning.errors import ConfigError, RecordError
 from spectral_conditioning.tasks.streams import SampleStream, TrainBatches
 from spectral_conditioning.training import compose, hydra_entry
 from spectral_conditioning.training import run as run_module
-from spectral_conditioning.training.callbacks import Record, RecordOrder
+from spectral_conditioning.training.callbacks import Record
 from spectral_conditioning.training.compose import check_launcher, compose_run, config_directory
 from spectral_conditioning.training.identity import run_folder
 from spectral_conditioning.training.run import Outcome
@@ -36,20 +36,6 @@ TEN = ["budget.steps=10", "trainer.checkpoint_every=4", "evaluate.every_steps=4"
 
 class Killed(BaseException):
     """Stands for a process that ends here."""
-
-
-@pytest.fixture
-def ids(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Collect the sample ids of every training batch."""
-    seen: list[list[int]] = []
-    original = RecordOrder.on_train_batch_start
-
-    def notes(self: RecordOrder, trainer: Trainer, module: Any, batch: Any, index: int) -> None:
-        original(self, trainer, module, batch, index)
-        seen.append(batch.index.tolist())
-
-    monkeypatch.setattr(RecordOrder, "on_train_batch_start", notes)
-    return seen
 
 
 def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,20 +54,20 @@ def lines(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def test_a_resume_in_mid_epoch_neither_skips_nor_repeats_data(
-    train: Train, ids: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    train: Train, sample_ids: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     straight = train(*TEN, runs="straight")
-    expected = list(ids)
+    expected = list(sample_ids)
     assert len(expected) == 10 < 1297 // 32, "the whole run lies within one epoch"
-    ids.clear()
+    sample_ids.clear()
     with monkeypatch.context() as patch:
         killed_after(6, patch)
         with pytest.raises(Killed):
             train(*TEN)
-    assert ids == expected[:6]
-    ids.clear()
+    assert sample_ids == expected[:6]
+    sample_ids.clear()
     resumed = train(*TEN)
-    assert ids == expected[4:]
+    assert sample_ids == expected[4:]
     rates = [[line["lr"] for line in lines(run) if line["split"] == "train"] for run in (straight, resumed)]
     assert rates[0] == rates[1]
     models = [
@@ -229,7 +215,7 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tiny: Make
 
 @pytest.fixture
 def wandb_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stand in for W&B and collect the ids under which runs report."""
+    """Stand in for W&B and collect the sample_ids under which runs report."""
     found: list[str] = []
 
     def sink(*, run_id: str, **_: Any) -> MagicMock:

@@ -18,7 +18,7 @@ import yaml
 from lightning.pytorch import Trainer
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from spectral_conditioning.training.callbacks import Record, RecordOrder
+from spectral_conditioning.training.callbacks import Record
 from spectral_conditioning.training.compose import compose_run, expand_sweep
 from spectral_conditioning.training.identity import conditioning, run_folder
 from spectral_conditioning.training.record import read_lines
@@ -162,31 +162,17 @@ def test_every_name_in_the_recipe_is_one_that_a_run_sends(train: Train) -> None:
     assert set(re.findall(r"`((?:spectra|train|val)/[^`]+)`", text)) <= history
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The sample ids of every training batch."""
-    seen: list[list[int]] = []
-    original = RecordOrder.on_train_batch_start
-
-    def notes(self: RecordOrder, trainer: Trainer, module: Any, batch: Any, index: int) -> None:
-        original(self, trainer, module, batch, index)
-        seen.append(batch.index.tolist())
-
-    monkeypatch.setattr(RecordOrder, "on_train_batch_start", notes)
-    return seen
-
-
 def test_arms_see_the_same_weights_and_samples_however_often_they_validate_and_load(
-    train: Train, batches: list[list[int]]
+    train: Train, sample_ids: list[list[int]]
 ) -> None:
-    """Two epochs of two batches; the conditioned arm validates twice as often, with another number of workers."""
+    """Two epochs of two sample_ids; the conditioned arm validates twice as often, with another number of workers."""
     two_epochs = ("data.batch_size=640", "budget.steps=4", "task.model.drop_path_rate=0.2", "data.mixup=0.4")
     often = ("conditioning=identity", "evaluate.every_steps=1", "data.workers=1")
     base = train(*two_epochs, "evaluate.every_steps=2")
     arm = train(*two_epochs, *often)
-    assert len(batches) == 8
-    assert batches[:4] == batches[4:]
-    assert batches[0][:20] != batches[2][:20]
+    assert len(sample_ids) == 8
+    assert sample_ids[:4] == sample_ids[4:]
+    assert sample_ids[0][:20] != sample_ids[2][:20]
     for name in ("initial_weights", "order", "data"):
         assert base.record["hashes"][name] == arm.record["hashes"][name]
 
