@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from spectral_conditioning import ConditioningError, condition
+from spectral_conditioning import ConditioningError, condition, conditioned_layers, fold, strip
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,15 @@ def test_reinitialising_the_model_is_caught_at_the_second_layer(vit: nn.Module) 
     condition(vit, lam=1.0)
     with pytest.raises(ConditioningError, match="was edited in place"):
         vit.apply(lambda m: nn.init.normal_(m.weight) if isinstance(m, nn.Linear) else None)
+
+
+@pytest.mark.parametrize("undo", [fold, strip])
+def test_edit_is_caught_before_the_layers_become_plain(vit: nn.Module, undo: Callable[[nn.Module], Any]) -> None:
+    condition(vit, lam=1.0)
+    nn.init.zeros_(vit.blocks[1].attn.qkv.weight)
+    with pytest.raises(ConditioningError, match=r"blocks\.1\.attn\.qkv\.weight was edited in place"):
+        undo(vit)
+    assert len(conditioned_layers(vit)) == 2
 
 
 def test_failing_read_does_not_fall_back_on_the_plain_weight(vit: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spectral_conditioning.conditioning import guard
 from spectral_conditioning.conditioning.inject import conditioned_layers, make_plain
 from spectral_conditioning.conditioning.layers import conditioned_class
 from spectral_conditioning.conditioning.mixin import Conditioned
@@ -74,6 +75,7 @@ def fold(model: nn.Module, *, dtype: torch.dtype | None = None) -> Folded:
         raise ConditioningError(
             f"fold(dtype={dtype}): weights are floating-point; pass torch.float32, bfloat16 or float16."
         )
+    guard.check()
     layers = conditioned_layers(model)
     with torch.no_grad():
         originals = [_remember(layer) for layer in layers.values()]

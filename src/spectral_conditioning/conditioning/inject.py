@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spectral_conditioning.conditioning import guard
 from spectral_conditioning.conditioning.corrections import Computed, Source, compute
 from spectral_conditioning.conditioning.layers import conditioned_class
 from spectral_conditioning.conditioning.layouts import Attention, find_attention
@@ -91,6 +92,7 @@ def strip(model: nn.Module) -> int:
 
     A model that was not trained in between is then what it was before condition() (under "function" up to one rounding).
     """
+    guard.check()
     layers = conditioned_layers(model)
     with torch.no_grad():
         for layer, names in tied_once(layers):
