@@ -58,13 +58,15 @@ def test_fold_to_a_dtype_rounds_the_wide_sum_once() -> None:
     module = nn.MultiheadAttention(64, 4)
     condition(module, lam=10.0)
     exact = module.trained_weight("in_proj_weight").double() + module.correction("in_proj_weight").double()
-    size = module.trained_weight("in_proj_weight").double().norm()
+    before = module.trained_weight("in_proj_weight").detach().clone()
+    size = before.double().norm()
     handle = fold(module, dtype=torch.bfloat16)
     assert torch.equal(module.in_proj_weight, exact.float().to(torch.bfloat16))
     lost = module.in_proj_weight.double() - exact.float().double()
     assert handle.rounding_error == pytest.approx(float(lost.norm() / size), rel=1e-6)
     assert 0.02 < handle.rounding_error < 0.5
     handle.unfold()
+    assert torch.equal(module.trained_weight("in_proj_weight"), before)
     assert fold(module).rounding_error == 0
     with pytest.raises(ConditioningError, match="weights are floating-point"):
         fold(nn.MultiheadAttention(8, 2), dtype=torch.int8)

@@ -165,18 +165,41 @@ def test_assignment() -> None:
 
 
 @pytest.mark.parametrize("settings", EVERY)
-def test_tied_owners_are_all_corrected_alike(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("preserve", ["weight", "function"])
+def test_tied_owners_are_all_corrected_once(settings: dict[str, Any], preserve: str) -> None:
+    """Both owners compute what the first one computes without the tie, through refresh() and strip()."""
     torch.manual_seed(0)
     model = nn.Sequential(Separate(), Separate())
+    alone = nn.Sequential(copy.deepcopy(model[0]))
     model[1].q.weight = model[0].q.weight
-    condition(model, preserve="function", layouts=LAYOUTS, **settings)
-    first, second = model[0].q, model[1].q
-    assert first.trained_weight() is second.trained_weight()
-    assert torch.equal(first.weight, second.weight)
-    assert torch.equal(first.correction(), second.correction())
-    if first.conditioning().depends_on_weight:
-        refresh(model)
+    start = model[0].q.weight.detach().clone()
+    first, second, reference = model[0].q, model[1].q, alone[0].q
+    for net in (model, alone):
+        condition(net, preserve=preserve, layouts=LAYOUTS, **settings)
+    for change in (None, refresh, strip):
+        if change is not None:
+            change(model)
+            change(alone)
         assert torch.equal(first.weight, second.weight)
+        torch.testing.assert_close(first.weight, reference.weight, rtol=0, atol=1e-6)
+        if change is not strip:
+            assert first.trained_weight() is second.trained_weight()
+            assert torch.equal(first.correction(), second.correction())
+            torch.testing.assert_close(first.correction(), reference.correction(), rtol=0, atol=1e-6)
+    assert first.weight is second.weight
+    torch.testing.assert_close(first.weight.detach(), start, rtol=0, atol=2e-6)
+
+
+def test_module_in_two_places_is_corrected_once() -> None:
+    attention = Separate()
+    model = nn.ModuleDict({"one": attention, "two": attention})
+    weight = attention.q.weight.detach().clone()
+    assert condition(model, lam=10.0, layouts=LAYOUTS).count == 3
+    assert torch.equal(attention.q.weight, weight + 10.0 * torch.eye(8))
+    model.load_state_dict(model.state_dict())
+    assert torch.equal(attention.q.weight, weight + 10.0 * torch.eye(8))
+    assert strip(model) == 3
+    assert torch.equal(attention.q.weight, weight)
 
 
 def test_parameter_shared_with_another_kind_of_layer_is_refused() -> None:

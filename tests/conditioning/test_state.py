@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from spectral_conditioning import (
     ConditioningError,
+    Layout,
     check_state_dict,
     condition,
     conditioned_layers,
     fold,
+    interleaved,
     refresh,
+    stacked,
     strip,
 )
 from spectral_conditioning.conditioning import state
@@ -114,6 +117,20 @@ def test_other_settings_are_refused_before_anything_is_copied(
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ConditioningError, match=message):
         model.load_state_dict(moved(checkpoint), strict=strict)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("heads", "layout"), [(4, stacked("qkv", heads="heads")), (2, interleaved("qkv", heads="heads"))]
+)
+def test_rows_read_otherwise_are_refused(stacked_attention: type[nn.Module], heads: int, layout: Layout) -> None:
+    """The same settings and shapes with other heads, or with rows in another order, are another C."""
+    checkpoint, model = stacked_attention(16, 2), stacked_attention(16, heads)
+    condition(checkpoint, lam=1.0, placement="per_head", layouts={stacked_attention: stacked("qkv", heads="heads")})
+    condition(model, lam=1.0, placement="per_head", layouts={stacked_attention: layout})
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ConditioningError, match=r"qkv: layout: .* here, .* in the checkpoint"):
+        model.load_state_dict(moved(checkpoint))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 

@@ -133,6 +133,21 @@ def test_decay_toward_the_correction_acts_on_the_stored_weight(net: Net) -> None
         torch.testing.assert_close(layer.effective_weight("in_proj_weight"), expected, rtol=0, atol=1e-14)
 
 
+def test_decay_of_a_tied_weight_is_added_once() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.MultiheadAttention(16, 2, bias=False).double() for _ in range(2))
+    model[1].in_proj_weight = model[0].in_proj_weight
+    condition(model, lam=1.0, decay_toward="zero")
+    before = model[0].effective_weight("in_proj_weight").detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    attach_decay(model, optimizer)
+    weight = model[0].trained_weight("in_proj_weight")
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    for layer in model:
+        torch.testing.assert_close(layer.effective_weight("in_proj_weight"), 0.99 * before, rtol=0, atol=1e-14)
+
+
 def test_no_decay_for_weights_that_were_not_stepped(net: Net) -> None:
     condition(net, lam=1.0, decay_toward="zero")
     before = net.attention.effective_weight("in_proj_weight").detach().clone()
