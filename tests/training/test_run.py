@@ -206,6 +206,48 @@ def test_ema_and_raw_weights_are_told_apart(train: Train):
     assert raw.record["metrics"]["val/loss"] != ema.record["metrics"]["val/loss"]
 
 
+def test_the_reported_average_is_the_average_and_gives_the_reported_loss(
+    train: Train, tiny: Make, monkeypatch: pytest.MonkeyPatch
+):
+    after_step: list[dict[str, torch.Tensor]] = []
+    original = Record.on_train_batch_end
+
+    def keeps(self: Record, trainer: Any, module: Any, *rest: Any) -> None:
+        original(self, trainer, module, *rest)
+        if trainer.global_step > len(after_step):
+            after_step.append({name: value.detach().clone() for name, value in module.model.named_parameters()})
+
+    monkeypatch.setattr(Record, "on_train_batch_end", keeps)
+    outcome = train(
+        "conditioning=identity_fused",
+        "optim.lr=0.03",
+        "optim.ema_decay=0.75",
+        "optim.report=ema",
+        "trainer.accumulate=2",
+    )
+    expected = after_step[0]
+    for raw in after_step[1:]:
+        expected = {name: 0.75 * value + 0.25 * raw[name] for name, value in expected.items()}
+    assert len(after_step) == 6
+    for name, value in expected.items():
+        torch.testing.assert_close(weights(outcome)[name], value, rtol=0, atol=1e-6)
+
+    model = load_run_model(outcome.folder)
+    val = prepare(tiny()).data.val
+    images, labels = zip(*(val[i] for i in range(len(val))), strict=True)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(torch.nn.functional.cross_entropy(model(torch.stack(images)), torch.tensor(labels)))
+
+    reported = outcome.record["metrics"]["val/loss"]
+    assert loss() == pytest.approx(reported, rel=1e-5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(after_step[-1][name])
+    assert loss() != pytest.approx(reported, rel=1e-3)
+
+
 def test_an_unwritable_folder_is_one_message(tiny: Make, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RecordError, match=r"cannot write the run folder .*paths\.runs="):

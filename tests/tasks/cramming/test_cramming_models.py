@@ -25,10 +25,10 @@ SMALL = ModelConfig(layers=2, width=24, heads=3, ffn=48, length=16)
 V, N = 50, 10
 
 
-def build(architecture: str) -> MaskedLanguageModel:
+def build(architecture: str, *, dropout: float = 0.0) -> MaskedLanguageModel:
     torch.manual_seed(0)
     model = build_language_model(
-        ModelConfig(**{**vars(SMALL), "architecture": architecture}), vocabulary=V, length=N
+        ModelConfig(**{**vars(SMALL), "architecture": architecture, "dropout": dropout}), vocabulary=V, length=N
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases that are not 1 and 0
@@ -149,6 +149,15 @@ def test_padding_changes_no_visible_token(name: str) -> None:
     visible_BN = torch.arange(N + 4)[None] < N
     with torch.no_grad():
         torch.testing.assert_close(model.encode(longer, visible_BN)[:, :N], model.encode(ids_BN))
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_no_dropout_in_evaluation(name: str) -> None:
+    model, ids_BN = build(name, dropout=0.5), torch.randint(1, V, (2, N))
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode(ids_BN), build(name).encode(ids_BN), rtol=0, atol=0)
+        model.train()
+        assert not torch.allclose(model.encode(ids_BN), model.encode(ids_BN))
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)

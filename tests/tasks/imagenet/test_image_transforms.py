@@ -39,6 +39,21 @@ def test_evaluation_is_timms_own(name: str) -> None:
     assert torch.equal(training_transform(inputs, DataConfig(source="images"))(photograph()), expected)
 
 
+def test_loaded_images_are_evaluated_so_and_the_description_says_how(
+    folder: Path, images: Callable[..., DataConfig], full_recipe: dict[str, object]
+) -> None:
+    name = "deit_small_patch16_224"
+    data = load_image_data(ModelConfig(name=name, num_classes=3), images(folder, **full_recipe))
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    expected = create_transform(**resolve_model_data_config(model), is_training=False)
+    assert torch.equal(data.val[0][0], expected(Image.open(folder / "val" / "ant" / "ant_0.jpg")))
+    assert data.description.endswith(
+        "evaluated at 224×224 (crop_pct 0.9, crop_mode center, interpolation bicubic, mean (0.485, 0.456, 0.406), "
+        "std (0.229, 0.224, 0.225))"
+    )
+
+
 def test_evaluation_differs_where_crops_do() -> None:
     sizes = {}
     for name in ("deit_small_patch16_224", "xcit_small_12_p16_224", "davit_tiny"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -11,8 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from spectral_conditioning import find_attention
 from spectral_conditioning.errors import DataError
 from spectral_conditioning.tasks.imagenet.weights import load_initial_weights
+from spectral_conditioning.training.prepare import prepare
 
 
 def tiny_swin(seed: int = 0, classes: int = 5) -> nn.Module:
@@ -119,3 +123,18 @@ def test_files_that_hold_no_weights_are_refused(name: str, tmp_path: Path) -> No
         torch.save({"model": {"norm.weight": 3}}, tmp_path / name)
     with pytest.raises(DataError, match=re.escape(name)):
         load_initial_weights(tiny_swin(), tmp_path / name)
+
+
+def test_a_run_loads_its_weights_before_it_is_conditioned(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    source = prepare(tiny("seed=1")).module.model
+    torch.save(source.state_dict(), tmp_path / "start.pth")
+    start = f"init.weights={tmp_path / 'start.pth'}"
+    baseline = prepare(tiny(start))
+    conditioned = prepare(tiny(start, "conditioning=identity"))
+    for arm in (baseline, conditioned):
+        for (name, one), other in zip(arm.module.model.named_parameters(), source.parameters(), strict=True):
+            assert torch.equal(one, other), name
+    assert baseline.initial_weights == conditioned.initial_weights
+    (attention,) = find_attention(conditioned.module.model)
+    for projection in attention.projections.values():
+        assert torch.equal(projection.effective(), projection.stored() + 10.0 * torch.eye(16))

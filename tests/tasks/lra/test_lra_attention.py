@@ -228,6 +228,15 @@ def test_softmax_alternative_masks_keys() -> None:
     torch.testing.assert_close(masked[:1, :7], softmax_of(layer, x_BND[:1, :7]), rtol=1e-9, atol=1e-11)
 
 
+def test_softmax_alternative_drops_in_training_only() -> None:
+    torch.manual_seed(0)
+    layer = SoftmaxAttention(D, H, d, dropout=0.5).double()
+    x_BND = inputs(2, 12)
+    assert not torch.allclose(layer(x_BND), layer(x_BND))
+    layer.eval()
+    torch.testing.assert_close(layer(x_BND), softmax_of(layer, x_BND), rtol=1e-9, atol=1e-11)
+
+
 class CountElements(TorchDispatchMode):
     """Adds up the elements of everything that is computed, and keeps the largest."""
 
