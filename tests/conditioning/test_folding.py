@@ -34,18 +34,19 @@ def test_folded_model_is_plain_and_computes_the_same(vit: nn.Module, images: Ten
     assert torch.equal(plain(images), vit(images))
 
 
+@pytest.mark.parametrize("lam", [10.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_fold_and_unfold_are_bit_equal(dtype: torch.dtype) -> None:
+def test_fold_and_unfold_are_bit_equal(dtype: torch.dtype, lam: float) -> None:
     """std .02, λ = 10: in bfloat16 a naive in-place fold would lose 88 % of the diagonal for good."""
     torch.manual_seed(0)
     module = nn.MultiheadAttention(256, 4, dtype=dtype)
     nn.init.normal_(module.in_proj_weight, std=0.02)
-    condition(module, lam=10.0)
+    condition(module, lam=lam)
     weight = module.trained_weight("in_proj_weight")
     before, state = weight.detach().clone(), copy.deepcopy(module.state_dict())
     handle = fold(module)
     assert module.in_proj_weight is weight
-    expected = before.double() + 10.0 * torch.eye(256, dtype=torch.float64).repeat(3, 1)
+    expected = before.double() + (lam * torch.eye(256)).double().repeat(3, 1)
     assert torch.equal(module.in_proj_weight, expected.to(dtype))  # added wide, rounded once
     handle.unfold()
     handle.unfold()

@@ -166,7 +166,12 @@ def test_multihead_attention_in_all_its_layouts() -> None:
                 for block in weight.split(16):
                     block += 0.5 * torch.eye(16, weight.shape[1])
         assert condition(module, lam=0.5).count == 3
-        torch.testing.assert_close(module(*values)[0], reference(*values)[0])
+        expected = reference(*values)[0].detach()
+        torch.testing.assert_close(module(*values)[0], expected)
+        module.eval()
+        for without_gradients in (torch.no_grad, torch.inference_mode):  # where torch takes its fast path
+            with without_gradients():
+                torch.testing.assert_close(module(*values)[0], expected)
         assert [name for name, _ in module.named_parameters()] == [name for name, _ in reference.named_parameters()]
 
 
