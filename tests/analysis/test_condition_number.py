@@ -140,6 +140,33 @@ def test_many_directions_below_rounding_are_told_apart(random_head, monkeypatch,
     assert found.kappa == pytest.approx(float(sigma[0] / sigma[-1]), rel=1e-3)
 
 
+def test_a_value_below_resolution_is_found_without_a_factor(random_head, monkeypatch):
+    """Two tokens equal to 1e-14: their difference is a direction in which J is below what float64 tells from zero."""
+    monkeypatch.setattr(module, "_DIRECT_SIZE", 0)
+    monkeypatch.setattr(module, "smallest_value", lambda *_, **__: pytest.fail("not needed"))
+    head = random_head(tokens=6, width=40, head=4, scale=0.25)
+    x_ND = head.tokens_ND.clone()
+    x_ND[1] = x_ND[0] + 1e-14 * x_ND[2]
+    jacobian = SoftmaxJacobian(replace(head, tokens_ND=x_ND, rank_tolerance=0.0))
+    sigma = torch.linalg.svdvals(jacobian.dense())
+    found = condition_number(jacobian)
+    assert sigma[-1] < found.threshold
+    assert not found.exact
+    assert found.rank == 24
+    assert found.sigma_min < found.threshold
+    assert found.kappa == pytest.approx(float(sigma[0]) / found.threshold, rel=1e-6)
+
+
+def test_weak_rows_are_where_the_value_block_is_smallest(random_head):
+    for tokens, width in ((5, 9), (9, 5)):  # nine tokens of rank five: J_Vᵀ vanishes on four directions
+        jacobian = SoftmaxJacobian(random_head(tokens=tokens, width=width, head=3))
+        rows_Rb = jacobian.weak_rows()
+        assert torch.allclose(rows_Rb.T @ rows_Rb, torch.eye(3, dtype=torch.float64), atol=1e-12)
+        images = jacobian.adjoint(rows_Rb, ("v",))
+        smallest = torch.linalg.svdvals(jacobian.dense(("v",)))[-1] * (tokens <= width)
+        assert torch.allclose(torch.linalg.svdvals(images), smallest.expand(3), rtol=1e-9, atol=1e-12)
+
+
 def test_too_many_directions_below_rounding_give_a_lower_bound(random_head, monkeypatch):
     monkeypatch.setattr(module, "_DIRECT_SIZE", 0)
     monkeypatch.setattr("spectral_conditioning.analysis.small_values._FIRST_WIDTH", 32)

@@ -130,6 +130,10 @@ class ChannelJacobian:
         """Return None: J Jᵀ is the matrix taken, and it has no null space in general position."""
         return None
 
+    def weak_rows(self, roles: Sequence[str] = ROLES) -> Tensor | None:
+        """Return None: no directions are suspected of being smallest."""
+        return None
+
     def _output_basis(self, *, biased: bool) -> Tensor:
         spanning_Nm = self.x_Nr
         if biased:

@@ -1,7 +1,8 @@
 """κ(J) of an attention Jacobian at full size, over its generic rank.
 
-σ_max comes from a Krylov space of J. σ_min of a small J from all eigenvectors of the Gram matrix, with J applied to
-those of small eigenvalues; of a large one from `small_values.py`. Neither squares it.
+σ_max comes from a Krylov space of J. σ_min of a small J from all its singular values; of a large one, where J is not
+below the resolution of float64 already on the directions in which it should be smallest, from `small_values.py`. Neither
+squares it.
 
 # n size of the Gram matrix, P columns of J, R rows of J, b block width.
 """
@@ -42,6 +43,7 @@ class AttentionJacobian(Protocol):
     def gram(self, roles: Sequence[str] = ...) -> Tensor: ...
     def generic_rank(self, roles: Sequence[str] = ...) -> int: ...
     def null_basis(self, roles: Sequence[str] = ...) -> Tensor | None: ...
+    def weak_rows(self, roles: Sequence[str] = ...) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,9 @@ def _smallest(side: _Side, rank: int) -> tuple[float, float, int | None, bool]:
     found: SmallestValue | None = None
     fits = side.numbers <= _WHOLE_NUMBERS
     if side.size > _DIRECT_SIZE:
+        bound = _weak(side, rank)
+        if bound < side.resolution:
+            return bound, 0.0, None, False
         null = _known_null_space(side, rank, needed=not fits)
         if null is not None or rank == side.size:
             found = smallest_value(side, null, widen=not fits)
@@ -166,6 +171,14 @@ def _smallest(side: _Side, rank: int) -> tuple[float, float, int | None, bool]:
         return found.sigma, found.error, rank if found.sigma > side.resolution else None, found.settled
     sigma = torch.linalg.svdvals(torch.linalg.qr(side.whole(), mode="r").R)
     return float(sigma[rank - 1]), 0.0, int((sigma > side.resolution).sum()), True
+
+
+def _weak(side: _Side, rank: int) -> float:
+    """Return an upper bound of the smallest singular value in units of σ_max; infinity where no direction is suspected."""
+    if not side.by_rows or rank < side.size:
+        return math.inf
+    rows_Rb = side.jacobian.weak_rows(side.roles)
+    return math.inf if rows_Rb is None else float(torch.linalg.svdvals(side.across(rows_Rb))[-1])
 
 
 def _known_null_space(side: _Side, rank: int, *, needed: bool) -> Tensor | None:

@@ -149,6 +149,19 @@ class SoftmaxJacobian:
         basis = gauge_basis(q_dr, k_ds, q_bias_d=self.head.q_bias_d, q_space=self.q_space, k_space=self.k_space)
         return torch.cat([basis, basis.new_zeros(self.widths["v"], basis.shape[1])])
 
+    def weak_rows(self, roles: Sequence[str] = ROLES) -> Tensor | None:
+        """Return orthonormal directions of the outputs, (rows, o), on which J_V is smallest; None without J_V.
+
+        J_V = P X ⊗ I: with u the last left singular vector of P X they are u ⊗ I, and ‖J_Vᵀ (u ⊗ I)‖ = σ_min(P X).
+        """
+        if "v" not in roles:
+            return None
+        tokens, out = self.a_No.shape
+        left, _, _ = torch.linalg.svd(self.y_Ns, full_matrices=tokens > self.y_Ns.shape[1])
+        u_N: Tensor = left[:, -1]
+        eye_oo = torch.eye(out, dtype=u_N.dtype, device=u_N.device)
+        return (u_N[:, None, None] * eye_oo).reshape(tokens * out, out)
+
     def _parts(self, direction_Pb: Tensor, roles: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield each role with its part of a direction as a weight, (out, in, b)."""
         start = 0

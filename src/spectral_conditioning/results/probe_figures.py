@@ -22,6 +22,8 @@ from spectral_conditioning.results.figure_style import (
 # More columns than this would be too narrow to read; layers between first and last are then left out.
 _MOST_COLUMNS = 4
 _ROLES = {"q": "W_Q", "k": "W_K", "v": "W_V"}
+# Norms below it are drawn at it: a saturated layer's J_Q of 1e-93 would leave the others no room.
+_FLOOR = 1e-30
 
 
 def plot_spectra(report: ProbeReport, path: Path, *, title: str) -> Path:
@@ -61,10 +63,12 @@ def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
                 _line(axes[row][column], layers, values, colour, small=True)
         probed = [layer for layer in point.layers if layer.heads and layer.heads[0].jacobian is not None]
         _line(axes[2][0], [order[layer.name] for layer in probed], [_kappa(layer) for layer in probed], colour)
+        for layer in probed:
+            _beyond(axes[2][0], order[layer.name], _kappa(layer), _kappa_beyond(layer), colour)
         measured = [layer for layer in point.saturation if layer.entropy is not None]
         depth = [order[layer.name] for layer in measured]
         _line(axes[2][1], depth, [layer.entropy or 0.0 for layer in measured], colour, small=True)
-        _line(axes[2][2], depth, [max(layer.sensitivity or 0.0, 1e-30) for layer in measured], colour, small=True)
+        _line(axes[2][2], depth, [max(layer.sensitivity or 0.0, _FLOOR) for layer in measured], colour, small=True)
     for column, label in enumerate(_ROLES.values()):
         axes[0][column].set_title(f"κ({label} + C), stacked")
         axes[1][column].set_title(f"κ({label} + C), median head")
@@ -79,7 +83,9 @@ def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
     axes[2][2].axhline(SENSITIVITY_LIMIT, color="#999999", linewidth=0.8, linestyle=":")
     _whole_layers(axes, len(order))
     figure.suptitle(
-        f"{title}: conditioning and saturation by layer\n(dotted: below it a layer counts as saturated)", fontsize=10
+        f"{title}: conditioning and saturation by layer\n"
+        "(dotted: below it a layer counts as saturated; arrow: lower bound)",
+        fontsize=10,
     )
     legend_below(figure, _handles(report))
     return save(figure, path)
@@ -88,15 +94,17 @@ def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
 def plot_saturation(report: ProbeReport, path: Path, *, title: str) -> Path:
     """Draw κ(J), ‖J_Q‖ and entropy over λ, one line for each probed layer; saturated layers get an open marker."""
     points = [point for point in report.points if point.lam is not None]
-    panels: tuple[tuple[str, Callable[[LayerProbe], float | None]], ...] = (
-        ("κ(J)", lambda layer: _kappa(layer) if layer.heads[0].jacobian else None),
-        ("‖J_Q‖", lambda layer: max(layer.heads[0].norms["q"], 1e-30) if layer.heads[0].norms else None),
-        ("entropy of attention / log N", lambda layer: layer.saturation.entropy if layer.saturation else None),
-    )
+    panels: tuple[tuple[str, Callable[[LayerProbe], float | None], Callable[[LayerProbe], str]], ...] = (
+        ("κ(J)", lambda layer: _kappa(layer) if layer.heads[0].jacobian else None, _kappa_beyond),
+        ("‖J_Q‖", lambda layer: max(_query_norm(layer), _FLOOR) if layer.heads[0].norms else None,
+         lambda layer: "↓" if _query_norm(layer) < _FLOOR else ""),
+        ("entropy of attention / log N", lambda layer: layer.saturation.entropy if layer.saturation else None,
+         lambda _: ""),
+    )  # fmt: skip
     figure, axes = new_figure(1, 3, width=10.5, height=3.9)
     names = _some([layer.label for layer in points[0].layers])
     names += [points[0].control.label] if points[0].control else []
-    for axis, (label, value) in zip(axes[0], panels, strict=True):
+    for axis, (label, value, beyond) in zip(axes[0], panels, strict=True):
         for index, name in enumerate(names):
             layers = [next(layer for layer in point.rows if layer.label == name) for point in points]
             found = [(x, value(layer), layer) for x, layer in enumerate(layers)]
@@ -109,6 +117,7 @@ def plot_saturation(report: ProbeReport, path: Path, *, title: str) -> Path:
                 open_marker = layer.saturation is not None and layer.saturation.saturated
                 axis.plot(x, y, marker=look["marker"], color=look["color"], markersize=7, markeredgewidth=1.6,
                           markerfacecolor="white" if open_marker else look["color"])  # fmt: skip
+                _beyond(axis, x, y, beyond(layer), look["color"])
         axis.set_title(label)
         axis.set_xticks(range(len(points)), [f"{point.lam:g}" for point in points])
         axis.set_xlabel("λ")
@@ -116,7 +125,8 @@ def plot_saturation(report: ProbeReport, path: Path, *, title: str) -> Path:
     axes[0][1].set_yscale("log")
     axes[0][2].set_ylim(-0.05, 1.05)
     figure.suptitle(
-        f"{title}: condition number beside saturation\n(open marker: saturated, attention is close to a hard maximum)",
+        f"{title}: condition number beside saturation\n"
+        "(open marker: saturated, attention is close to a hard maximum; arrow: the value lies beyond)",
         fontsize=10,
     )
     legend_below(figure, [curve_handle(style(i)["color"], name, style(i)["linestyle"]) for i, name in enumerate(names)])
@@ -127,6 +137,15 @@ def _line(axis: Any, x: list[int], y: list[float], colour: Any, *, small: bool =
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
     if pairs:
         axis.plot(*zip(*pairs, strict=True), color=colour, marker="o", markersize=3 if small else 6, linewidth=1.4)
+
+
+def _beyond(axis: Any, x: float, y: float, arrow: str, colour: Any) -> None:
+    """Put an arrow at a point that is only a bound; "" draws nothing."""
+    if arrow:
+        up = arrow == "↑"
+        axis.annotate(arrow, (x, y), xytext=(0, 5 if up else -5), textcoords="offset points", color=colour, fontsize=11,
+                      ha="center", va="bottom" if up else "top", fontweight="bold")  # fmt: skip
+        axis.margins(y=0.14)
 
 
 def _log_scale(axis: Any) -> None:
@@ -140,6 +159,15 @@ def _kappa(layer: LayerProbe) -> float:
     found = layer.heads[0].jacobian
     assert found is not None
     return found.kappa
+
+
+def _kappa_beyond(layer: LayerProbe) -> str:
+    found = layer.heads[0].jacobian
+    return "↑" if found is not None and not found.exact else ""
+
+
+def _query_norm(layer: LayerProbe) -> float:
+    return layer.heads[0].norms["q"]
 
 
 def _whole_layers(axes: Any, count: int) -> None:
