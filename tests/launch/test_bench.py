@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from spectral_conditioning.cli import dispatch
 from spectral_conditioning.errors import ConfigError
@@ -34,8 +35,24 @@ def test_an_unknown_model_or_device_is_refused_by_name():
 def test_every_figure_lands_in_the_file(capsys: pytest.CaptureFixture[str]):
     model = "test_vit"
     assert (
-        dispatch(["bench", model, "--batch", "1", "--rounds", "1", "--only", "identity λ=10", "--json", "b.json"]) == 0
+        dispatch(
+            [
+                "bench",
+                model,
+                "--batch",
+                "1",
+                "--rounds",
+                "1",
+                "--only",
+                "identity λ=10",
+                "--json",
+                "b.json",
+                "--flush-denormal",
+            ]
+        )
+        == 0
     )
+    assert torch.tensor(1e-39) * 1 > 0  # flushed there only
     found = json.loads(Path("b.json").read_text())
     assert set(found["training_step"]) == {"plain", "identity λ=10"}
     assert set(found["inference"]) == {"plain", "conditioned", "folded"}
@@ -43,4 +60,5 @@ def test_every_figure_lands_in_the_file(capsys: pytest.CaptureFixture[str]):
     assert found["counts"]["added_matmul_flops"] == 0
     assert found["counts"]["added_additions"] == found["counts"]["expected_additions"]
     assert found["run_path"]["rounds"] == 1
+    assert found["flush_denormal"]
     assert "Batch 1 is small" in capsys.readouterr().out.replace("\n", " ")

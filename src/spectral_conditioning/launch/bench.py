@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=("float32", "bfloat16"), default=None, help="autocast (default: bfloat16 on a GPU)"
     )
+    parser.add_argument("--flush-denormal", action="store_true",
+                        help="on a CPU: numbers below 1e-38 count as zero (a saturated softmax is full of them)")  # fmt: skip
     parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS), metavar="LABEL",
                         help=f"training steps to time beside the plain one: {', '.join(STEPS)}")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure here")
@@ -72,6 +74,19 @@ class Step:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the bench, with denormal numbers flushed to zero where that is asked for, and return 0."""
+    if not args.flush_denormal:
+        return measure(args)
+    # Threads that start from here on inherit it.
+    if not torch.set_flush_denormal(True):
+        raise ConfigError("--flush-denormal: this processor has no such mode; leave it out")
+    try:
+        return measure(args)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def measure(args: argparse.Namespace) -> int:
     """Measure, print the table and write it as JSON when asked. Raises ConfigError for a model or device that is not there."""
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -84,10 +99,9 @@ def run(args: argparse.Namespace) -> int:
     seed_all(0, "bench")
     images = torch.randn(batch, *size, device=device)
     labels = torch.randint(0, 1000, (batch,), device=device)
-    print(
-        f"{args.model}, batch {batch}, {'bfloat16 autocast' if autocast else 'float32'}, {describe_machine(device)}",
-        flush=True,
-    )
+    number = "bfloat16 autocast" if autocast else "float32"
+    flushed = ", denormals flushed" if args.flush_denormal else ""
+    print(f"{args.model}, batch {batch}, {number}{flushed}, {describe_machine(device)}", flush=True)
     chosen = {label: STEPS[label] for label in args.only}
     steps, memory = time_steps(model, chosen, images, labels, autocast=autocast, rounds=args.rounds)
     shared = shared_refreshes(steps)
@@ -99,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, {
             "model": args.model, "batch": batch, "autocast": autocast, "rounds": args.rounds, "machine": machine(),
-            "seconds": unit(device), "threads": torch.get_num_threads(),
+            "seconds": unit(device), "threads": torch.get_num_threads(), "flush_denormal": args.flush_denormal,
             "versions": versions(), "training_step": {k: vars(v) for k, v in steps.items()},
             "derived": shared, "inference": {k: vars(v) for k, v in inference.items()}, "counts": counts,
             "run_path": vars(path), "peak_memory_bytes": memory,
