@@ -8,11 +8,11 @@ It does not hold. Take N = 3 tokens, D = 8, d = 4 and W_V → c W_V. Every κ on
 side stays: 192 for the weights of the test, where κ(J) = 22, 2.1e3 and 2.1e5 for c = 1, 1e2 and 1e4. [J_Q J_K] has rank
 below N d, so σ_min(J) is bounded by J_V, which does not see W_V, while σ_max(J) grows with c. What does hold:
 
-    κ(J)² ≤ (‖J_Q‖² + ‖J_K‖² + ‖J_V‖²) / Σ_b σ_min(J_b)²      over the blocks b of full row rank (J_V: σ_min(P X), N ≤
-    rank X) κ(J)  ≤ max_b κ(J_b)                                      when all three blocks have full row rank
-    κ(W + λI) ≤ (λ + σ_max(W)) / (λ − σ_max(W))               for λ > σ_max(W) (Weyl)
+    κ(J)² ≤ (‖J_Q‖² + ‖J_K‖² + ‖J_V‖²) / Σ_b σ_min(J_b)²    over the blocks b of full row rank
+    κ(J) ≤ max_b κ(J_b)                                     when all three blocks have full row rank
+    κ(W + λI) ≤ (λ + σ_max(W)) / (λ − σ_max(W))             for λ > σ_max(W) (Weyl)
 
-J Jᵀ = Σ_b J_b J_bᵀ gives the first two. J_K of self-attention never has full row rank (a key shift common to all tokens
+J_V has full row rank where N ≤ rank X; its smallest singular value is σ_min(P X). J Jᵀ = Σ_b J_b J_bᵀ gives the first two. J_K of self-attention never has full row rank (a key shift common to all tokens
 changes no attention, so its rank is at most (N − 1) d): there only the first applies, with J_V, and J_Q where it is
 known.
 """
