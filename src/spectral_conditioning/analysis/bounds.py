@@ -12,9 +12,9 @@ below N d, so σ_min(J) is bounded by J_V, which does not see W_V, while σ_max(
     κ(J) ≤ max_b κ(J_b)                                     when all three blocks have full row rank
     κ(W + λI) ≤ (λ + σ_max(W)) / (λ − σ_max(W))             for λ > σ_max(W) (Weyl)
 
-J_V has full row rank where N ≤ rank X; its smallest singular value is σ_min(P X). J Jᵀ = Σ_b J_b J_bᵀ gives the first two. J_K of self-attention never has full row rank (a key shift common to all tokens
-changes no attention, so its rank is at most (N − 1) d): there only the first applies, with J_V, and J_Q where it is
-known.
+J_V has full row rank where N ≤ rank X; its smallest singular value is σ_min(P X). J Jᵀ = Σ_b J_b J_bᵀ gives the first two. J_K of
+self-attention never has full row rank (a key shift common to all tokens changes no attention, so its rank is at most
+(N − 1) d): there only the first applies, with J_V, and J_Q where it is known.
 """
 
 # N query tokens, M key tokens, d head width. σ and κ "over non-zero singular values" leave out those below 1e-12 σ_max.
