@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from spectral_conditioning.errors import DataError, RecordError, SpectralError
+from spectral_conditioning.results.compare import compare
 from spectral_conditioning.training.callbacks import Record, RecordOrder
 from spectral_conditioning.training.compose import compose_run
 from spectral_conditioning.training.prepare import load_run_model, prepare
@@ -170,6 +171,17 @@ def test_a_diverging_run_is_recorded_as_that(train: Train):
     assert record["status"] == "diverged"
     assert record["primary"]["value"] is None
     assert record["diverged_at"] == lines(outcome)[-1]["step"]
+
+
+def test_a_diverged_run_pairs_with_its_baseline(train: Train, tmp_path: Path):
+    """It saw fewer batches by its nature; refusing it for that would hide the arm that failed."""
+    train()
+    failed = train("conditioning=identity", "conditioning.lam=1e25")
+    assert failed.status == "diverged"
+    comparison = compare([tmp_path / "runs"])
+    assert not comparison.left_out()
+    (table,) = comparison.tables
+    assert [[run.diverged for run in arm.runs] for arm in table.all_arms] == [[False], [True]]
 
 
 def test_budget_in_steps_and_epochs_agree(train: Train):

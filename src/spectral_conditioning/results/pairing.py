@@ -29,6 +29,16 @@ def _hash_difference(name: str) -> Callable[[Run, Run], str | None]:
     return difference
 
 
+def _order_difference(base: Run, run: Run) -> str | None:
+    """The hash covers the batches a run has trained on, so that of a run which diverged ends early.
+
+    Which samples come when follows from data, configuration and seed; those are compared, and each run checked its own batches.
+    """
+    difference = _hash_difference("order")(base, run)
+    stopped_early = (base.diverged or run.diverged) and base.hashes.get("order") and run.hashes.get("order")
+    return None if stopped_early else difference
+
+
 def _pair_difference(base: Run, run: Run) -> str | None:
     a, b = base.hashes.get("pair"), run.hashes.get("pair")
     if not a or not b:
@@ -77,7 +87,7 @@ def _checkpoint_difference(base: Run, run: Run) -> str | None:
 
 REASONS: Mapping[str, Callable[[Run, Run], str | None]] = {
     "initial_weights": _hash_difference("initial_weights"),
-    "order": _hash_difference("order"),
+    "order": _order_difference,
     "data": _hash_difference("data"),
     "pair": _pair_difference,
     "steps": _amount_difference,

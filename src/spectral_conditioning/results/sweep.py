@@ -11,14 +11,14 @@ from typing import Any
 
 from spectral_conditioning.results.arms import arm_key, arm_labels, arm_order
 from spectral_conditioning.results.metric import Metric
-from spectral_conditioning.results.pairing import flat_config
+from spectral_conditioning.results.pairing import REASONS, flat_config
 from spectral_conditioning.results.records import Run
 from spectral_conditioning.results.summary import Arm, Table
 
 # A run that starts from the pretrained weights of its own seed: a file each, and no scale to sweep.
 _NO_SWEEP = frozenset(["init.weights"])
 # What pairs of unequal values may share beside the seed.
-_SHARED = ("initial_weights", "order", "data")
+_SHARED = {name: REASONS[name] for name in ("initial_weights", "order", "data")}
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Sweep:
         pairs = [pair for row in self.rows for pair in self.best_pairs(row)]
         return [
             name.replace("_", " ")
-            for name in _SHARED
-            if any(base.hashes.get(name) != run.hashes.get(name) for base, run in pairs)
+            for name, difference in _SHARED.items()
+            if any(difference(base, run) for base, run in pairs)
         ]
 
 
