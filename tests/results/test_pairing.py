@@ -157,7 +157,13 @@ def test_partner_is_found_by_the_configurations_hash(run: Callable[..., Run]) ->
 
 
 def test_diverged_run_stopped_early_and_is_still_a_pair(run: Callable[..., Run]) -> None:
-    early = {"status": "diverged", "diverged_at": 120, "steps": 120, "samples_seen": 99, "hashes__order": "of 120 steps"}
+    early = {
+        "status": "diverged",
+        "diverged_at": 120,
+        "steps": 120,
+        "samples_seen": 99,
+        "hashes__order": "of 120 steps",
+    }
     pairing = one([run(0.90), run(None, lam=10.0, **early)])
     assert len(pairing.pairs) == 1
     assert pairing.pairs[0].difference is None
