@@ -32,8 +32,12 @@ def record(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / kept)
     figures = sorted(source.glob("*.png"))
     shared = os.path.commonprefix([figure.name for figure in figures]).rpartition("-")  # noqa: RUF071  (characters)
-    for figure in figures:
-        shutil.copyfile(figure, target / figure.name.removeprefix(shared[0] + shared[1]))
+    names = [figure.name.removeprefix(shared[0] + shared[1]) for figure in figures]
+    for figure, name in zip(figures, names, strict=True):
+        shutil.copyfile(figure, target / name)
+    others = sorted({path.name for path in target.glob("*.png")} - set(names))
+    if others:
+        print(f"{target} also holds pictures that are not of this comparison: {', '.join(others)}")
 
 
 def demo_block() -> str:

@@ -71,6 +71,21 @@ def test_recording_a_comparison_copies_rows_tables_and_figures(tmp_path: Path, s
     }
 
 
+def test_recording_a_sweep_keeps_the_value_in_the_names_and_tells_of_older_pictures(
+    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
+):
+    source, kept = tmp_path / "compare", tmp_path / "kept"
+    source.mkdir()
+    kept.mkdir()
+    (kept / "2-training.png").write_text("")
+    for name in ("sweep", "lr0.001-training", "lr0.003-training"):
+        (source / f"imagenet-small-{name}.png").write_text("")
+    script.record(source, kept)
+    names = ["2-training.png", "lr0.001-training.png", "lr0.003-training.png", "sweep.png"]
+    assert sorted(path.name for path in kept.iterdir()) == names
+    assert capsys.readouterr().out == f"{kept} also holds pictures that are not of this comparison: 2-training.png\n"
+
+
 def test_the_evidence_counts_failed_runs_and_pairs_by_seed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     evidence = importlib.import_module("evidence")

@@ -59,3 +59,9 @@ def problems_message(subject: str, problems: list[str]) -> str:
         return f"{subject}: {problems[0]}"
     lines = "\n".join(f"  - {problem}" for problem in problems)
     return f"{subject}: {len(problems)} problems\n{lines}"
+
+
+def one_line(text: str) -> str:
+    """Return a message of `problems_message`, or any other, without line breaks: `2 problems: first; second`."""
+    first, *points = [line.strip().removeprefix("- ") for line in text.splitlines()] or [""]
+    return f"{first}: {'; '.join(points)}" if points else first

@@ -101,6 +101,61 @@ def test_left_out_runs_are_in_terminal_report_and_status(
         assert "order differ (o0 | x) [order]" in text
 
 
+@pytest.mark.usefixtures("pair")
+def test_what_was_left_out_is_in_every_file_with_its_reason(runs: Path, write: Write, tmp_path: Path) -> None:
+    """Folders stand as seen from the working folder, here `tmp_path`: a table says nothing about its machine."""
+    write(0.5, seed=5, lam=10.0)
+    write(0.6, seed=0, lam=1.0, hashes__order="x")
+    (write(0.7, seed=6) / "result.json").write_text("{")
+    write(0.7, seed=8, status="gone", lam=10.0, chance="low")
+    write(0.7, seed=9, status="gone", primary__mode="up")
+    (write(0.8, seed=7) / "result.json").unlink()
+    run(runs, "--out", tmp_path / "out")
+    texts = {kind: (tmp_path / "out" / f"compare.{kind}").read_text(encoding="utf-8") for kind in ("md", "tex", "csv")}
+    for kind, text in texts.items():
+        assert str(tmp_path) not in text, kind
+    markdown, latex = texts["md"].splitlines(), texts["tex"].splitlines()
+    start = markdown.index("**Refused pairs (1)**")
+    assert markdown[start + 2] == (
+        "- imagenet/small, identity λ=1 (full, qkv), seed 0 (runs/imagenet/small/identity-1/seed0): order differ (o0 | x) [order]"
+    )
+    for heading in ("Refused pairs (1)", "Unpaired runs (1)", "Broken records (3)", "Unfinished runs (1)"):
+        assert f"**{heading}**" in markdown
+        assert rf"\paragraph{{{heading}}}" in latex
+    folder = "runs/imagenet/small/baseline"
+    assert (
+        f"- {folder}/seed7: no result.json (nothing logged yet): still running, or stopped before its end" in markdown
+    )
+    (twice,) = [line for line in markdown if line.startswith(f"- {folder}/seed9: ")]
+    assert "2 problems: status 'gone'; allowed: finished, diverged; primary.mode 'up'; allowed: max, min" in twice
+    assert any(line.startswith(rf"  \item {folder}/seed6: is not complete JSON") for line in latex)
+    lines = list(csv.DictReader((tmp_path / "out" / "compare.csv").open(encoding="utf-8")))
+    found = {line["source"].removeprefix("runs/imagenet/small/"): line for line in lines}
+    assert {source: line["status"] for source, line in found.items() if line["comparison"] != "paired"} == {
+        "identity-10/seed5": "finished", "identity-1/seed0": "finished", "baseline/seed6": "broken",
+        "identity-10/seed8": "broken", "baseline/seed9": "broken", "baseline/seed7": "unfinished",
+    }  # fmt: skip
+    assert found["baseline/seed6"]["reason"].startswith("is not complete JSON")
+    assert "\n" not in found["baseline/seed9"]["reason"]
+    assert (found["baseline/seed6"]["experiment"], found["baseline/seed6"]["value"]) == ("", "")
+
+
+@pytest.mark.usefixtures("pair")
+def test_another_comparison_in_one_folder_leaves_no_picture_of_the_first(
+    runs: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for lam in (0.0, 10.0):
+        write(0.4, lam=lam, experiment="lra/listops", primary__name="test/accuracy")
+    out = tmp_path / "out"
+    run(runs / "imagenet", "--out", out)
+    (out / "imagenet-small-mine.png").write_text("mine")
+    capsys.readouterr()
+    run(runs / "lra", "--out", out)
+    assert sorted(path.name for path in out.glob("*.png")) == ["imagenet-small-mine.png", "lra-listops-lambda.png"]
+    removed = "imagenet-small-lambda.png, imagenet-small-training.png"
+    assert f"Removed, of an earlier comparison in that folder: {removed}" in capsys.readouterr().out
+
+
 def test_names_from_records_cannot_break_the_page(runs: Path, write: Write, tmp_path: Path) -> None:
     write(0.9)
     write(0.91, lam=10.0, arm="<script>alert(1)</script> & [red]x[/red]")

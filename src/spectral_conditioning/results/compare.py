@@ -14,6 +14,7 @@ from spectral_conditioning.results.collect import Collection, Fault, collect
 from spectral_conditioning.results.curves import Logs
 from spectral_conditioning.results.pairing import REASONS, Excluded, Pairing, pair_runs
 from spectral_conditioning.results.published import read_published
+from spectral_conditioning.results.records import shown_source
 from spectral_conditioning.results.summary import Table, build_tables
 from spectral_conditioning.results.sweep import Sweep, arranged, build_sweeps
 
@@ -40,13 +41,18 @@ class Comparison:
     def unpaired(self) -> list[Excluded]:
         return [excluded for pairing in self.pairings for excluded in pairing.unpaired]
 
+    @property
+    def faults(self) -> dict[str, list[Fault]]:
+        """Runs without a usable record, by what is wrong."""
+        return {"broken": self.broken, "unfinished": self.unfinished}
+
     def left_out(self) -> dict[str, list[str]]:
         """Return {heading: lines} of everything that entered no table."""
         found = {
             "Refused pairs": [f"{_name(each)}: {'; '.join(each.reasons)}" for each in self.refused],
             "Unpaired runs": [f"{_name(each)}: {'; '.join(each.reasons)}" for each in self.unpaired],
-            "Broken records": [f"{fault.source}: {fault.reason}" for fault in self.broken],
-            "Unfinished runs": [f"{fault.source}: {fault.reason}" for fault in self.unfinished],
+            "Broken records": [f"{shown_source(fault.source)}: {fault.reason}" for fault in self.broken],
+            "Unfinished runs": [f"{shown_source(fault.source)}: {fault.reason}" for fault in self.unfinished],
         }
         return {heading: lines for heading, lines in found.items() if lines}
 
@@ -77,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="where compare.csv, compare_arms.csv, compare_sweep.csv, compare.md, compare.tex, the figures and index.html go "
-        "(default: 'compare' in the folder that holds all RUNS)",
+        "(default: 'compare' in the folder that holds all RUNS). Figures that an earlier comparison wrote there and this one "
+        "does not are removed; no other file is touched",
     )
     parser.add_argument(
         "--allow-unequal",
@@ -122,8 +129,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.table_only:
         from spectral_conditioning.results.report import write_outputs
 
-        index = write_outputs(comparison, args.out or default_out(args.runs))
-        print(f"Written: {index} (with tables and figures beside it)")
+        written = write_outputs(comparison, args.out or default_out(args.runs))
+        print(f"Written: {written.index} (with tables and figures beside it)")
+        if written.removed:
+            print(f"Removed, of an earlier comparison in that folder: {', '.join(written.removed)}")
+        if written.kept:
+            print(f"Left, because changed since an earlier comparison wrote them: {', '.join(written.kept)}")
     return 1 if comparison.broken or comparison.refused else 0
 
 
@@ -158,4 +169,4 @@ def default_out(runs: Sequence[str | Path]) -> Path:
 
 def _name(excluded: Excluded) -> str:
     run = excluded.run
-    return f"{run.experiment}, {run.arm}, seed {run.seed} ({run.source})"
+    return f"{run.experiment}, {run.arm}, seed {run.seed} ({shown_source(run.source)})"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from spectral_conditioning.errors import one_line
 from spectral_conditioning.results.summary import Table
 from spectral_conditioning.results.sweep import Sweep, arranged
 from spectral_conditioning.results.sweep_table import sweep_grid
 from spectral_conditioning.results.tables import TEXT_COLUMNS, Grid, grid
 
+# {heading: lines} of runs that are in no table.
+LeftOut = Mapping[str, Sequence[str]]
 
-def markdown(tables: Sequence[Table], sweeps: Sequence[Sweep] = ()) -> str:
-    """Return the tables as GitHub Markdown, an experiment's sweep before its tables."""
+
+def markdown(tables: Sequence[Table], sweeps: Sequence[Sweep] = (), left_out: LeftOut | None = None) -> str:
+    """Return the tables as GitHub Markdown, an experiment's sweep before its tables; below them what is in none, and why."""
     shown = arranged(tables, sweeps)
-    return "\n\n".join(_markdown(sweep_grid(each) if isinstance(each, Sweep) else grid(each)) for each in shown) + "\n"
+    parts = [_markdown(sweep_grid(each) if isinstance(each, Sweep) else grid(each)) for each in shown]
+    for heading, lines in (left_out or {}).items():
+        parts.append("\n".join([f"**{heading} ({len(lines)})**", "", *(f"- {one_line(line)}" for line in lines)]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _markdown(laid: Grid) -> str:
@@ -65,11 +72,17 @@ def latex_text(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def latex(tables: Sequence[Table], sweeps: Sequence[Sweep] = ()) -> str:
-    """Return the tables as LaTeX, an experiment's sweep before its tables; needs booktabs."""
+def latex(tables: Sequence[Table], sweeps: Sequence[Sweep] = (), left_out: LeftOut | None = None) -> str:
+    """Return the tables as LaTeX, an experiment's sweep before its tables, and what is in none; needs booktabs."""
     shown = arranged(tables, sweeps)
     laid = [sweep_grid(each) if isinstance(each, Sweep) else _for_a_page(each) for each in shown]
-    return "\n".join([r"% needs \usepackage{booktabs}", *map(_latex, laid)]) + "\n"
+    below = [_latex_list(f"{heading} ({len(lines)})", lines) for heading, lines in (left_out or {}).items()]
+    return "\n".join([r"% needs \usepackage{booktabs}", *map(_latex, laid), *below]) + "\n"
+
+
+def _latex_list(heading: str, lines: Sequence[str]) -> str:
+    items = [rf"  \item {latex_text(one_line(line))}" for line in lines]
+    return "\n".join([rf"\paragraph{{{latex_text(heading)}}}", r"\begin{itemize}", *items, r"\end{itemize}"])
 
 
 def _for_a_page(table: Table) -> Grid:

@@ -14,7 +14,7 @@ from typing import Any
 
 from spectral_conditioning.errors import RecordError, closest
 from spectral_conditioning.results.arms import arm_key, arm_order
-from spectral_conditioning.results.records import Run
+from spectral_conditioning.results.records import Run, shown_source
 
 _MAY_VARY = ("conditioning", "seed", "paths", "logger")
 
@@ -227,10 +227,10 @@ def _without_repeats(runs: list[Run]) -> tuple[list[Run], list[Excluded], list[s
             if len(same) > 1:
                 warnings.append(
                     f"{same[0].arm}, seed {same[0].seed}: {len(same)} records with one result, counted once "
-                    f"({', '.join(run.source for run in same)})"
+                    f"({', '.join(shown_source(run.source) for run in same)})"
                 )
             continue
-        folders = ", ".join(run.source for run in same)
+        folders = ", ".join(shown_source(run.source) for run in same)
         reason = f"{len(same)} records of this arm and seed disagree: {folders}. Compare one of them."
         ambiguous += [Excluded(run, (reason,)) for run in same]
     return kept, ambiguous, warnings

@@ -117,6 +117,14 @@ class Run:
         return self.value is not None and not self.at_chance
 
 
+def shown_source(source: str) -> str:
+    """Return a folder as seen from the working folder, so that what is written says nothing about the machine it was made on."""
+    try:
+        return str(Path(source).relative_to(Path.cwd()))
+    except ValueError:
+        return source
+
+
 def chance_margin(run: Run) -> float:
     """Return how far above chance c a run must end to count as having learned.
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import base64
 import multiprocessing
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spectral_conditioning.errors import RecordError
+from spectral_conditioning.results.configurations import safe_name
 from spectral_conditioning.results.curves import Logs
 from spectral_conditioning.results.describe import describe
 from spectral_conditioning.results.lambda_curve import plot_lambda_curve
 from spectral_conditioning.results.markup import latex, markdown
+from spectral_conditioning.results.output_folder import OutputFolder
 from spectral_conditioning.results.spectra_figures import plot_spectra
 from spectral_conditioning.results.summary import Table
 from spectral_conditioning.results.sweep import Sweep, arranged
@@ -32,6 +34,16 @@ if TYPE_CHECKING:
     from spectral_conditioning.results.compare import Comparison
 
 Pictures = list[tuple[Path, str]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """The report, and earlier files of the folder that were removed, or kept because somebody changed them."""
+
+    index: Path
+    removed: list[str]
+    kept: list[str]
+
 
 # (file name, caption, drawing function that returns the files it wrote)
 _FIGURES: tuple[tuple[str, str, Callable[[Table, Path, Logs], list[Path]]], ...] = (
@@ -63,47 +75,49 @@ figcaption { color: var(--soft); font-size: .88rem; }
 """.strip()
 
 
-def write_outputs(comparison: Comparison, out: Path) -> Path:
-    """Write every file of the comparison below `out` and return the path of index.html.
+def write_outputs(comparison: Comparison, out: Path) -> Written:
+    """Write every file of the comparison below `out`; remove what an earlier comparison wrote there and this one did not.
 
-    compare.csv, compare_arms.csv, compare.md, compare.tex, and for each table <experiment>-lambda.png, -training.png and
-    -spectra.png (the last when spectra were logged); compare_sweep.csv and <experiment>-sweep.png where an experiment's
-    tables are a sweep of one value. Raises RecordError when `out` cannot be written to.
+    compare.csv, compare_arms.csv, compare.md, compare.tex, index.html, and for each table <experiment>-lambda.png,
+    -training.png and -spectra.png (the last when spectra were logged), with the setting in the name where an experiment has
+    several; compare_sweep.csv and <experiment>-sweep.png where an experiment's tables are a sweep of one value. Raises
+    RecordError when `out` cannot be written to.
     """
-    if out.exists() and not out.is_dir():
-        raise RecordError(f"{out} is a file, and the comparison goes into a folder. Choose another with --out.")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        texts = {
-            "compare.csv": runs_csv(comparison.tables, comparison.pairings),
-            "compare_arms.csv": arms_csv(comparison.tables),
-            "compare.md": markdown(comparison.tables, comparison.sweeps),
-            "compare.tex": latex(comparison.tables, comparison.sweeps),
-            **({"compare_sweep.csv": sweep_csv(comparison.sweeps)} if comparison.sweeps else {}),
-        }
-        for name, text in texts.items():
-            (out / name).write_text(text, encoding="utf-8")
-        named = _named(arranged(comparison.tables, comparison.sweeps))
-        drawn = _draw_all(named, out, comparison)
-        sections = [_section(each, pictures, comparison) for (each, _), pictures in zip(named, drawn, strict=True)]
-        index = out / "index.html"
-        index.write_text(_page(comparison, sections), encoding="utf-8")
+        with OutputFolder(out, "the comparison") as folder:
+            left_out = comparison.left_out()
+            folder.write("compare.csv", runs_csv(comparison.tables, comparison.pairings, comparison.faults))
+            folder.write("compare_arms.csv", arms_csv(comparison.tables))
+            folder.write("compare.md", markdown(comparison.tables, comparison.sweeps, left_out))
+            folder.write("compare.tex", latex(comparison.tables, comparison.sweeps, left_out))
+            if comparison.sweeps:
+                folder.write("compare_sweep.csv", sweep_csv(comparison.sweeps))
+            named = _named(arranged(comparison.tables, comparison.sweeps))
+            drawn = _draw_all(named, out, comparison)
+            for path, _ in (picture for pictures in drawn for picture in pictures):
+                folder.add(path)
+            sections = [_section(each, pictures, comparison) for (each, _), pictures in zip(named, drawn, strict=True)]
+            index = folder.write("index.html", _page(comparison, sections))
     except OSError as error:
         raise RecordError(
             f"cannot write the comparison to {out}: {error}. Choose another folder with --out."
         ) from error
-    return index
+    return Written(index, folder.removed, folder.kept)
 
 
 def _named(shown: list[Table | Sweep]) -> list[tuple[Table | Sweep, str]]:
-    """Give each table a file name of its own; two tables of one experiment are numbered."""
-    counts: dict[str, int] = {}
+    """Give each a file name of its own: experiment and setting; two that would still have one name are numbered."""
+    taken: set[tuple[bool, str]] = set()
     named = []
     for each in shown:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", each.experiment)
-        if isinstance(each, Table):
-            counts[name] = counts.get(name, 0) + 1
-            name = f"{name}-{counts[name]}" if counts[name] > 1 else name
+        is_table = isinstance(each, Table)
+        setting = each.configuration.file_part if isinstance(each, Table) else ""
+        base = name = safe_name(each.experiment) + (f"-{setting}" if setting else "")
+        number = 1
+        while (is_table, name.lower()) in taken:  # some file systems do not tell a from A
+            number += 1
+            name = f"{base}-{number}"
+        taken.add((is_table, name.lower()))
         named.append((each, name))
     return named
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from spectral_conditioning.results import statistics
 from spectral_conditioning.results.arms import arm_key, arm_labels, arm_order
+from spectral_conditioning.results.configurations import Setting, settings_of
 from spectral_conditioning.results.metric import Metric
 from spectral_conditioning.results.pairing import Excluded, Pair, Pairing, flat_config
 from spectral_conditioning.results.published import PublishedRow, Reference, reference_for
@@ -131,7 +132,7 @@ class Table:
     """One experiment in one configuration, ready to be shown."""
 
     experiment: str
-    setting: str
+    configuration: Setting
     metric: Metric
     baseline: Arm | None
     arms: list[Arm]
@@ -140,8 +141,13 @@ class Table:
     paper_known: bool = True
 
     @property
+    def setting(self) -> str:
+        """Every value in which this configuration differs from the experiment's others."""
+        return self.configuration.text
+
+    @property
     def title(self) -> str:
-        return self.experiment + (f" · {self.setting}" if self.setting else "")
+        return self.experiment + (f" · {self.configuration.short}" if self.setting else "")
 
     @property
     def all_arms(self) -> list[Arm]:
@@ -194,7 +200,7 @@ class Table:
 
 
 def build_tables(pairings: Iterable[Pairing], published: Sequence[PublishedRow]) -> list[Table]:
-    """Return one table for each pairing that has pairs; configurations of one experiment are told apart by what varies."""
+    """Return one table for each pairing that has pairs; those of one experiment are told apart and sorted by what varies."""
     by_experiment: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         if pairing.pairs:
@@ -202,11 +208,17 @@ def build_tables(pairings: Iterable[Pairing], published: Sequence[PublishedRow])
     return [
         _build_table(pairing, setting, published)
         for group in by_experiment.values()
-        for pairing, setting in zip(group, _settings([p.baselines[0] for p in group]), strict=True)
+        for pairing, setting in _by_setting(group)
     ]
 
 
-def _build_table(pairing: Pairing, setting: str, published: Sequence[PublishedRow]) -> Table:
+def _by_setting(pairings: list[Pairing]) -> list[tuple[Pairing, Setting]]:
+    """Return each pairing of an experiment with its setting, sorted by the values that differ."""
+    settings = settings_of([pairing.baselines[0] for pairing in pairings])
+    return sorted(zip(pairings, settings, strict=True), key=lambda pair: pair[1].order)
+
+
+def _build_table(pairing: Pairing, setting: Setting, published: Sequence[PublishedRow]) -> Table:
     runs = [pair.run for pair in pairing.pairs]
     labels = arm_labels([*pairing.baselines, *runs])
     metric = pairing.pairs[0].run.metric
@@ -238,20 +250,6 @@ def excluded_runs(pairings: Iterable[Pairing]) -> tuple[list[Excluded], list[Exc
     """Return all refused and all unpaired runs."""
     pairings = list(pairings)
     return [e for p in pairings for e in p.refused], [e for p in pairings for e in p.unpaired]
-
-
-def _settings(runs: list[Run]) -> list[str]:
-    """Name each configuration by the values in which they differ; one configuration needs no name."""
-    if len(runs) == 1:
-        return [""]
-    flat = [flat_config(run.config) for run in runs]
-    names = sorted({name for each in flat for name in each})
-    varied = [name for name in names if len({repr(each.get(name)) for each in flat}) > 1]
-    return [
-        ", ".join(f"{name}={each.get(name)}" for name in varied)
-        or f"configuration {(run.hashes.get('pair') or 'not recorded')[:8]}"
-        for run, each in zip(runs, flat, strict=True)
-    ]
 
 
 def _model_name(run: Run) -> str:

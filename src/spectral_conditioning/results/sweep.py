@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spectral_conditioning.results.arms import arm_key, arm_labels, arm_order
+from spectral_conditioning.results.configurations import differing_keys, is_number, value_order
 from spectral_conditioning.results.metric import Metric
 from spectral_conditioning.results.pairing import REASONS, flat_config
 from spectral_conditioning.results.records import Run
@@ -81,11 +82,11 @@ class Sweep:
     @property
     def numeric(self) -> bool:
         """True when the values are numbers, which then rise."""
-        return all(_is_number(value) for value in self.values)
+        return all(is_number(value) for value in self.values)
 
     def value_text(self, index: int) -> str:
         value = self.values[index]
-        return f"{value:g}" if _is_number(value) else str(value)
+        return f"{value:g}" if is_number(value) else str(value)
 
     def best_pairs(self, row: SweptArm) -> list[tuple[Run, Run]]:
         """(baseline at its best value, arm at its own best value) for every seed that both have; [] for the baseline."""
@@ -134,8 +135,7 @@ def arranged(tables: Sequence[Table], sweeps: Sequence[Sweep]) -> list[Table | S
 
 def _build_sweep(experiment: str, tables: list[Table]) -> Sweep | None:
     flat = [flat_config(table.runs[0].config) for table in tables]
-    names = {name for each in flat for name in each}
-    varied = [name for name in names if len({repr(each.get(name)) for each in flat}) > 1]
+    varied = differing_keys(flat)
     if len(varied) != 1 or len({table.metric for table in tables}) > 1 or not all(table.baseline for table in tables):
         return None
     (key,) = varied
@@ -144,7 +144,7 @@ def _build_sweep(experiment: str, tables: list[Table]) -> Sweep | None:
     by_value = {repr(each.get(key)): (each.get(key), table) for each, table in zip(flat, tables, strict=True)}
     if len(by_value) < len(tables):
         return None
-    ordered = sorted(by_value.values(), key=lambda pair: _value_order(pair[0]))
+    ordered = sorted(by_value.values(), key=lambda pair: value_order(pair[0]))
     tables = [table for _, table in ordered]
     return Sweep(experiment, key, [value for value, _ in ordered], _rows(tables), tables)
 
@@ -157,11 +157,3 @@ def _rows(tables: list[Table]) -> list[SweptArm]:
         SweptArm(labels[key], [each.get(key) for each in found])
         for key in sorted(first, key=lambda key: arm_order(first[key]))
     ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _value_order(value: Any) -> tuple[bool, float, str]:
-    return (False, float(value), "") if _is_number(value) else (True, 0.0, str(value))

@@ -134,6 +134,8 @@ def notes(table: Table) -> list[str]:
         f"These runs: {table.scale_text()}. {metric.name} at the tested checkpoint, mean ± standard deviation; "
         f"{metric.direction}; seeds {', '.join(map(str, seeds))}."
     ]
+    if table.configuration.short != table.setting:
+        found.append(f"This configuration: {table.setting}.")
     if reference:
         count = {row.seeds for row in reference.rows}
         means = f", means over {count.pop()} seeds" if len(count) == 1 and None not in count else ""

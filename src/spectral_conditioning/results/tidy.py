@@ -1,16 +1,17 @@
-"""compare.csv (one line a run, those left out included) and compare_arms.csv (one line an arm), for further analysis."""
+"""compare.csv (one line a run, also of those left out, broken or unfinished) and compare_arms.csv (one line an arm)."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from spectral_conditioning.errors import one_line
 from spectral_conditioning.results.arms import series_label
+from spectral_conditioning.results.collect import Fault
 from spectral_conditioning.results.pairing import Pairing
-from spectral_conditioning.results.records import Run
+from spectral_conditioning.results.records import Run, shown_source
 from spectral_conditioning.results.summary import Arm, Table
 
 RUN_COLUMNS = [
@@ -50,8 +51,13 @@ ARM_COLUMNS = [
 ]  # fmt: skip
 
 
-def runs_csv(tables: Iterable[Table], pairings: Iterable[Pairing]) -> str:
-    """One line for every readable run; values in the record's unit (accuracies as fractions)."""
+def runs_csv(
+    tables: Iterable[Table], pairings: Iterable[Pairing], faults: Mapping[str, Iterable[Fault]] | None = None
+) -> str:
+    """One line for every run; values in the record's unit (accuracies as fractions).
+
+    faults: {status: runs without a usable record}; of those only status, reason and source are known.
+    """
     lines: list[dict[str, Any]] = []
     for table in tables:
         differences = {id(pair.run): pair.difference for arm in table.arms for pair in arm.pairs}
@@ -63,6 +69,9 @@ def runs_csv(tables: Iterable[Table], pairings: Iterable[Pairing]) -> str:
         for comparison, excluded in (("refused", pairing.refused), ("unpaired", pairing.unpaired)):
             for each in excluded:
                 lines.append({**_run_line(each.run), "comparison": comparison, "reason": "; ".join(each.reasons)})
+    for status, found in (faults or {}).items():
+        for fault in found:
+            lines.append({"status": status, "reason": one_line(fault.reason), "source": shown_source(fault.source)})
     return csv_text(RUN_COLUMNS, lines)
 
 
@@ -78,7 +87,7 @@ def _run_line(run: Run) -> dict[str, Any]:
         "value": run.value, "value_step": run.value_step, "rule": run.rule, "weights": run.weights, "chance": run.chance,
         "at_chance": run.at_chance, "steps": run.steps, "diverged_at": run.diverged_at, "skipped_steps": run.skipped_steps,
         "saturated_layers": (run.saturation or {}).get("saturated"), "commit": run.code.get("commit"),
-        "source": _shown(run.source),
+        "source": shown_source(run.source),
         **{key: run.scale.get(key) for key in ("parameters", "train_samples", "val_samples")},
     }  # fmt: skip
 
@@ -112,11 +121,3 @@ def csv_text(columns: list[str], lines: list[dict[str, Any]]) -> str:
 def _cell(value: Any) -> Any:
     """Eight significant digits: more than any metric has, and free of binary noise such as 0.30000000000000004."""
     return f"{value:.8g}" if isinstance(value, float) else value
-
-
-def _shown(source: str) -> str:
-    """Return a folder as seen from the working folder, so that a table says nothing about the machine it was made on."""
-    try:
-        return str(Path(source).relative_to(Path.cwd()))
-    except ValueError:
-        return source
