@@ -46,19 +46,21 @@ def closest(name: str, allowed: Iterable[str], *, likeness: float = 0.5) -> str 
     return matches[0] if matches else None
 
 
+# What mends a result.json, wherever it is found.
+RECORD_ADVICE = "copy the file again, or move it away and repeat the run's spectral train command"
+
+
 def broken_record(path: Path, reason: str) -> RecordError:
-    """Return the error about a result.json that cannot be read, with the same advice wherever it is found."""
-    return RecordError(
-        f"{path}: {reason}; copy the file again, or move it away and repeat the run's spectral train command"
-    )
+    """Return the error about a result.json that cannot be read."""
+    return RecordError(f"{path}: {reason}; {RECORD_ADVICE}")
 
 
-def problems_message(subject: str, problems: list[str]) -> str:
-    """Join every problem found into one message, so that a user mends them in one go."""
+def problems_message(subject: str, problems: list[str], *, advice: str = "") -> str:
+    """Join every problem found, and what mends them, into one message, so that a user mends them in one go."""
     if len(problems) == 1:
-        return f"{subject}: {problems[0]}"
+        return f"{subject}: {problems[0]}" + (f"; {advice}" if advice else "")
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    return f"{subject}: {len(problems)} problems\n{lines}"
+    return f"{subject}: {len(problems)} problems\n{lines}" + (f"\n  To mend them: {advice}" if advice else "")
 
 
 def one_line(text: str) -> str:

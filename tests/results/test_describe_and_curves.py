@@ -96,6 +96,18 @@ def test_the_best_of_many_is_called_that(write: Write, runs: Path) -> None:
     assert "Level to the digits shown: identity λ=1 (full, qkv)." in text
 
 
+def test_no_best_is_praised_where_none_gained(write: Write, runs: Path) -> None:
+    """Seven arms behind or level (to the digits shown), one failed: there is no gain to overstate."""
+    write(0.9)
+    for index in range(7):
+        write(0.90001 - index / 1000, lam=1.0 + index)
+    write(0.1, lam=9.0)
+    text = describe(compare([runs]).tables[0])
+    assert "Level to the digits shown: identity λ=1 (full, qkv)." in text
+    assert "best of" not in text
+    assert "overstated" not in text
+
+
 def test_step_of_the_baselines_value_is_counted_per_pair(two_seeds: Comparison) -> None:
     table = two_seeds.tables[0]
     reached = [steps_to_baseline(table, arm, Logs()) for arm in table.all_arms]

@@ -13,6 +13,7 @@ from spectral_conditioning.results.records import Run, run_from_record
 from spectral_conditioning.results.summary import build_tables
 
 Record = Callable[..., dict[str, Any]]
+CONFIG = {"optim": {"lr": 0.001}, "budget": {"steps": 400}}
 
 # reason → (what the conditioned run's record says instead, words of the refusal)
 UNEQUAL: dict[str, tuple[dict[str, Any], str]] = {
@@ -88,6 +89,22 @@ def test_other_metric_cannot_be_allowed(run: Callable[..., Run]) -> None:
     pairing = one([run(0.90), run(0.92, lam=10.0, primary__name="val/f1")], allow=list(REASONS))
     assert not pairing.pairs
     assert "primary metric differs (val/accuracy | val/f1)" in pairing.refused[0].reasons[0]
+    pairing = one([run(0.90), run(0.92, lam=10.0, primary__mode="min")])
+    assert pairing.refused[0].reasons == ("primary metric differs (higher is better | lower is better)",)
+
+
+def test_a_reason_is_said_once_with_every_name_that_allows_it(run: Callable[..., Run]) -> None:
+    shorter = {"steps": 300, "hashes__pair": "q", "config": {**CONFIG, "budget": {"steps": 300}}}
+    pairing = one([run(0.90, config=CONFIG), run(0.92, lam=10.0, **shorter)])
+    assert pairing.refused[0].reasons == ("configuration differs: budget.steps 400 | 300 [pair, steps]",)
+    pairing = one([run(0.90, config=CONFIG), run(0.92, lam=10.0, **shorter)], allow=["pair"])
+    assert pairing.refused[0].reasons == ("steps differ (400 | 300) [steps]",)
+    unknown = dict.fromkeys(f"hashes__{name}" for name in ("initial_weights", "order", "data", "pair"))
+    pairing = one([run(0.90), run(0.92, lam=10.0, **unknown)])
+    assert pairing.refused[0].reasons == (
+        "initial weights, order, data, configuration hash: not recorded, so equality cannot be checked "
+        "[initial_weights, order, data, pair]",
+    )
 
 
 def test_unknown_reason_names_the_allowed_ones() -> None:

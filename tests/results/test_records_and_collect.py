@@ -48,16 +48,30 @@ def test_diverged_run_has_no_value(make_record: Record) -> None:
         ({"primary__name": None}, "key 'primary.name' is missing (expected str)"),
         ({"hashes": None}, "key 'hashes' is missing (expected dict)"),
         ({"lam": 10.0}, "lam 10.0 without conditioning settings"),
+        ({"scale__val_samples": "many"}, "key 'scale.val_samples' is 'many', expected int"),
+        ({"scale__val_samples": -5}, "scale.val_samples is -5; it must be at least 0"),
+        ({"scale__train_samples": math.nan}, "key 'scale.train_samples' is nan, expected int"),
+        ({"scale__parameters": [1]}, "key 'scale.parameters' is [1], expected int"),
+        ({"chance": math.nan}, "chance is nan, expected a finite number, or null where it is not known"),
+        ({"chance": math.inf}, "chance is inf, expected a finite number"),
+        ({"chance": 10}, "chance is 10; that of val/accuracy is a fraction between -1 and 1"),
+        ({"chance": "low"}, "key 'chance' is 'low', expected int or float"),
+        ({"hashes__order": 7}, "key 'hashes.order' is 7, expected str"),
+        ({"metrics": {"val/accuracy": "0.9"}}, "metrics.val/accuracy is '0.9', expected a number or null"),
+        ({"saturation": {"saturated": "6"}}, "key 'saturation.saturated' is '6', expected int"),
+        ({"code": {"sources": 1}}, "key 'code.sources' is 1, expected str"),
+        ({"conditioning": {"lam": 1.0, "correction": "identity", "targets": [1]}}, "conditioning.targets is [1]"),
     ],
 )
 def test_bad_record_is_an_error_that_names_it(make_record: Record, changes: dict[str, Any], message: str) -> None:
-    lam = changes.pop("lam", None)
-    record = make_record(0.9, **changes)
-    if lam is not None:
-        record["lam"] = lam
+    record = make_record(0.9)
+    for key, value in changes.items():
+        outer, _, inner = key.partition("__")
+        record[outer] = {**record[outer], inner: value} if inner else value
     with pytest.raises(RecordError, match="some/run") as caught:
         run_from_record(record, source="some/run")
     assert message in str(caught.value)
+    assert "leave this run out, or repeat its spectral train command" in str(caught.value)
 
 
 def test_every_fault_of_a_record_is_listed_at_once(make_record: Record) -> None:
@@ -66,6 +80,30 @@ def test_every_fault_of_a_record_is_listed_at_once(make_record: Record) -> None:
     with pytest.raises(RecordError) as caught:
         run_from_record(record, source="x")
     assert all(f"'{key}'" in str(caught.value) for key in ("seed", "steps", "metrics"))
+    assert str(caught.value).endswith("\n  To mend them: leave this run out, or repeat its spectral train command")
+
+
+def test_what_stands_inside_a_missing_key_is_not_listed_too(make_record: Record) -> None:
+    record = make_record(0.9)
+    del record["primary"]
+    with pytest.raises(RecordError, match=r"^x: key 'primary' is missing \(expected dict\); leave this run out"):
+        run_from_record(record, source="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "the record is a list, expected a JSON object"),
+        ('{"schema": 2}', "record schema 2; this version reads schema 1"),
+        ('{"schema": 1}', "key 'status' is missing"),
+        ("", "is empty"),
+    ],
+)
+def test_every_broken_file_says_what_to_do(write: Callable[..., Path], runs: Path, text: str, reason: str) -> None:
+    (write(0.9) / "result.json").write_text(text)
+    (fault,) = collect([runs]).broken
+    assert reason in fault.reason
+    assert fault.reason.endswith("copy the file again, or move it away and repeat the run's spectral train command")
 
 
 def test_broken_and_unfinished_folders_are_named(write: Callable[..., Path], runs: Path) -> None:

@@ -32,13 +32,7 @@ def _baseline_sentence(table: Table) -> str:
 
 def _standing_sentences(table: Table) -> list[str]:
     """Which arms ended above, below, and level with the baseline, by the mean paired difference; largest first."""
-    gains = [
-        # To the digits shown: an arm is not better by 0.00.
-        (table.metric.sign * round(arm.difference_mean, table.metric.digits), arm)
-        for arm in table.arms
-        if arm.difference_mean is not None
-    ]
-    ranked = sorted(gains, key=lambda each: -abs(each[0]))
+    ranked = sorted(_gains(table), key=lambda each: -abs(each[0]))
     unit = " (in points)" if table.metric.percent else ""
     sentences = []
     for word, chosen in (
@@ -51,6 +45,15 @@ def _standing_sentences(table: Table) -> list[str]:
             )
     level = [arm.label for gain, arm in ranked if gain == 0]
     return sentences + ([f"Level to the digits shown: {_join(level)}."] if level else [])
+
+
+def _gains(table: Table) -> list[tuple[float, Arm]]:
+    """Return (gain, arm) of every arm with a difference, to the digits shown: an arm is not better by 0.00."""
+    return [
+        (table.metric.sign * round(arm.difference_mean, table.metric.digits), arm)
+        for arm in table.arms
+        if arm.difference_mean is not None
+    ]
 
 
 def _gain(arm: Arm) -> str:
@@ -128,8 +131,8 @@ def _certainty_sentence(table: Table) -> str:
 
 
 def _choice_sentence(table: Table) -> str:
-    """The best of many arms looks better than it is."""
-    if len(table.arms) <= MOST_NAMED:
+    """The best of many arms looks better than it is, where any looks better at all."""
+    if len(table.arms) <= MOST_NAMED or not any(gain > 0 for gain, _ in _gains(table)):
         return ""
     return f"The best of {len(table.arms)} arms was chosen by its result, so its gain is overstated: repeat it with new seeds."
 

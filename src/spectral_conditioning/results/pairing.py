@@ -17,13 +17,14 @@ from spectral_conditioning.results.arms import arm_key, arm_order
 from spectral_conditioning.results.records import Run, shown_source
 
 _MAY_VARY = ("conditioning", "seed", "paths", "logger")
+_NOT_RECORDED = ": not recorded, so equality cannot be checked"
 
 
 def _hash_difference(name: str) -> Callable[[Run, Run], str | None]:
     def difference(base: Run, run: Run) -> str | None:
         a, b = base.hashes.get(name), run.hashes.get(name)
         if not a or not b:
-            return f"{name.replace('_', ' ')}: not recorded, so equality cannot be checked"
+            return f"{name.replace('_', ' ')}{_NOT_RECORDED}"
         return None if a == b else f"{name.replace('_', ' ')} differ ({a[:8]} | {b[:8]})"
 
     return difference
@@ -42,7 +43,7 @@ def _order_difference(base: Run, run: Run) -> str | None:
 def _pair_difference(base: Run, run: Run) -> str | None:
     a, b = base.hashes.get("pair"), run.hashes.get("pair")
     if not a or not b:
-        return "configuration hash: not recorded, so equality cannot be checked"
+        return f"configuration hash{_NOT_RECORDED}"
     if a == b:
         return None
     changed = config_differences(base.config, run.config)
@@ -180,9 +181,11 @@ def _pair_experiment(experiment: str, runs: list[Run], allow: Collection[str]) -
             pairing_of(_group(run)).unpaired.append(Excluded(run, (why,)))
             continue
         found = {name: text for name, check in REASONS.items() if (text := check(base, run)) is not None}
-        refusals = [f"{text} [{name}]" for name, text in found.items() if name not in allow]
+        refusals = _refusals({name: text for name, text in found.items() if name not in allow}, base, run)
         if base.metric != run.metric:
-            refusals.append(f"primary metric differs ({base.metric.name} | {run.metric.name})")
+            a, b = base.metric, run.metric
+            names = (a.name, b.name) if a.name != b.name else (a.direction, b.direction)
+            refusals.append(f"primary metric differs ({' | '.join(names)})")
         target = pairing_of(_group(base))
         if refusals:
             target.refused.append(Excluded(run, tuple(refusals)))
@@ -199,6 +202,18 @@ def _pair_experiment(experiment: str, runs: list[Run], allow: Collection[str]) -
     for group in sorted(pairings, key=lambda g: (not pairings[g].pairs, g)):
         pairings[group].warnings = [*warnings, *_warnings(pairings[group])]
         yield pairings[group]
+
+
+def _refusals(found: dict[str, str], base: Run, run: Run) -> list[str]:
+    """Return each reason once, behind it the names that `allow` takes: hashes without a record together, steps with their key."""
+    missing = {name: text.removesuffix(_NOT_RECORDED) for name, text in found.items() if text.endswith(_NOT_RECORDED)}
+    said = {**found, **dict.fromkeys(missing, ", ".join(missing.values()) + _NOT_RECORDED)}
+    if "steps" in said and f" {base.steps} | {run.steps}" in said.get("pair", ""):
+        said["steps"] = said["pair"]
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, text in said.items():
+        names[text].append(name)
+    return [f"{text} [{', '.join(named)}]" for text, named in names.items()]
 
 
 def _group(run: Run) -> str:

@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spectral_conditioning.errors import RecordError, broken_record, problems_message
+from spectral_conditioning.errors import RECORD_ADVICE, RecordError, broken_record, problems_message
 from spectral_conditioning.results.metric import Metric, is_fraction
 
 SCHEMA = 1
 HASHES = ("initial_weights", "order", "data", "pair")
+SCALE = ("parameters", "train_samples", "val_samples")
 LogLines = list[dict[str, Any]]
 
 # (dotted key, allowed types). A key that ends in "?" may be absent or null.
@@ -30,6 +31,9 @@ _FIELDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("arm_id", (str,)),
     ("seed", (int,)),
     ("conditioning?", (dict,)),
+    ("conditioning.correction?", (str,)),
+    ("conditioning.placement?", (str,)),
+    ("conditioning.targets?", (list,)),
     ("lam", _NUMBER),
     ("steps", (int,)),
     ("metrics", (dict,)),
@@ -41,17 +45,23 @@ _FIELDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("primary.weights", (str,)),
     ("primary.rule", (str,)),
     ("hashes", (dict,)),
+    *((f"hashes.{name}?", (str,)) for name in HASHES),
     ("chance?", _NUMBER),
     ("samples_seen?", (int,)),
     ("tokens_seen?", (int,)),
     ("projections?", (int,)),
     ("saturation?", (dict,)),
+    ("saturation.saturated?", (int,)),
+    ("saturation.total?", (int,)),
     ("diverged_at?", (int,)),
     ("skipped_steps?", (int,)),
     ("scale?", (dict,)),
+    *((f"scale.{name}?", (int,)) for name in SCALE),
     ("config?", (dict,)),
     ("versions?", (dict,)),
     ("code?", (dict,)),
+    ("code.sources?", (str,)),
+    ("code.commit?", (str,)),
     ("machine?", (dict,)),
     ("seconds?", (dict,)),
 )
@@ -141,18 +151,27 @@ def chance_margin(run: Run) -> float:
     return max(0.01, 3 * math.sqrt(max(run.chance * (1 - run.chance), 0.0) / samples))
 
 
-def run_from_record(record: Any, *, source: str, read_log: Callable[[], LogLines] = list) -> Run:
+def run_from_record(
+    record: Any,
+    *,
+    source: str,
+    read_log: Callable[[], LogLines] = list,
+    advice: str = "leave this run out, or repeat its spectral train command",
+) -> Run:
     """Check one record and return it as a `Run`.
 
-    Raises RecordError that lists every fault of the record at once.
+    Raises RecordError that lists every fault of the record at once and ends with `advice`.
     """
     if not isinstance(record, dict):
-        raise RecordError(f"{source}: the record is a {type(record).__name__}, expected a JSON object")
+        raise RecordError(f"{source}: the record is a {type(record).__name__}, expected a JSON object; {advice}")
     if record.get("schema") != SCHEMA:
-        raise RecordError(f"{source}: record schema {record.get('schema')!r}; this version reads schema {SCHEMA}")
+        raise RecordError(
+            f"{source}: record schema {record.get('schema')!r}; this version reads schema {SCHEMA}. Compare with the version "
+            f"of spectral-conditioning that wrote it, or {advice}"
+        )
     problems = _type_problems(record) or _value_problems(record)
     if problems:
-        raise RecordError(problems_message(source, problems))
+        raise RecordError(problems_message(source, problems, advice=advice))
     primary = record["primary"]
     diverged = record["status"] == "diverged"
     return Run(
@@ -196,13 +215,18 @@ def read_record(path: Path) -> Run:
         raise broken_record(path, f"cannot be read ({error})") from error
     from spectral_conditioning.results.metric_log import read_metric_log
 
-    return run_from_record(record, source=str(path.parent), read_log=lambda: read_metric_log(path.parent))
+    return run_from_record(
+        record, source=str(path.parent), read_log=lambda: read_metric_log(path.parent), advice=RECORD_ADVICE
+    )
 
 
 def _type_problems(record: dict[str, Any]) -> list[str]:
-    problems = []
+    problems: list[str] = []
+    faulty: set[str] = set()  # of a key that is wrong itself, the keys inside need no word
     for dotted, types in _FIELDS:
         name, optional = dotted.removesuffix("?"), dotted.endswith("?")
+        if name.rpartition(".")[0] in faulty:
+            continue
         value: Any = record
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -213,6 +237,9 @@ def _type_problems(record: dict[str, Any]) -> list[str]:
             problems.append(f"key '{name}' is missing (expected {expected})")
         elif not isinstance(value, types) or isinstance(value, bool):
             problems.append(f"key '{name}' is {value!r}, expected {expected}")
+        else:
+            continue
+        faulty.add(name)
     return problems
 
 
@@ -231,4 +258,30 @@ def _value_problems(record: dict[str, Any]) -> list[str]:
         problems.append(f"status is finished but {primary['name']} is {value!r}")
     elif value is not None and is_fraction(primary["name"]) and not -1 <= value <= 1:
         problems.append(f"{primary['name']} is {value!r}; records hold it as a fraction between -1 and 1")
+    return problems + _chance_problems(record) + _content_problems(record)
+
+
+def _chance_problems(record: dict[str, Any]) -> list[str]:
+    chance, name = record.get("chance"), record["primary"]["name"]
+    if chance is None:
+        return []
+    if not math.isfinite(chance):
+        return [f"chance is {chance!r}, expected a finite number, or null where it is not known"]
+    if is_fraction(name) and not -1 <= chance <= 1:
+        return [f"chance is {chance!r}; that of {name} is a fraction between -1 and 1"]
+    return []
+
+
+def _content_problems(record: dict[str, Any]) -> list[str]:
+    """Check what stands inside scale, metrics and the conditioning's settings."""
+    scale = record.get("scale") or {}
+    problems = [
+        f"scale.{name} is {scale[name]!r}; it must be at least 0" for name in SCALE if (scale.get(name) or 0) < 0
+    ]
+    for name, value in record["metrics"].items():
+        if value is not None and (not isinstance(value, _NUMBER) or isinstance(value, bool)):
+            problems.append(f"metrics.{name} is {value!r}, expected a number or null")
+    targets = (record.get("conditioning") or {}).get("targets") or []
+    if not all(isinstance(target, str) for target in targets):
+        problems.append(f"conditioning.targets is {targets!r}, expected names such as q, k, v")
     return problems
