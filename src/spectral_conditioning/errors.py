@@ -40,6 +40,11 @@ class RecordError(SpectralError):
     """A run folder or record that cannot be written, read or compared."""
 
 
+def message_of(error: Exception) -> str:
+    """Return what to tell of an error: its message, and its kind before it where nobody foresaw it."""
+    return str(error) if isinstance(error, SpectralError) else f"{type(error).__name__}: {error}"
+
+
 def closest(name: str, allowed: Iterable[str], *, likeness: float = 0.5) -> str | None:
     """Return the allowed name that looks most like `name`, or None when none comes near (`likeness` 0 takes any)."""
     matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=likeness)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and YAML files of ours."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from spectral_conditioning.errors import RecordError, SpectralError
+import yaml
+
+from spectral_conditioning.errors import ConfigError, RecordError, SpectralError
 
 
 @contextlib.contextmanager
@@ -38,3 +40,25 @@ def write_atomically(path: Path, content: bytes, *, error: type[SpectralError] =
     """Write bytes to a file that is either whole or not there; raises `error` as `atomic_file` does."""
     with atomic_file(path, error=error) as file:
         file.write(content)
+
+
+def read_mapping(path: Path, *, holds: str) -> dict[Any, Any]:
+    """Read a YAML file that maps names to values.
+
+    holds: what such a file has to map, for the message. Raises ConfigError for a file that cannot be read, is no text in
+    UTF-8, no YAML, empty, or holds anything else. A file that does not exist is the caller's to explain (FileNotFoundError).
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8 ({error}); save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        found = "is empty" if tree is None else f"holds {type(tree).__name__}"
+        raise ConfigError(f"{path} {found}; it must map {holds}")
+    return tree

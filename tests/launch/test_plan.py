@@ -61,6 +61,15 @@ def test_only_what_is_missing_is_submitted(base: RunConfig):
     assert plan(sweep[:4], known, limit=1000) == []
 
 
+def test_what_trains_outside_the_queue_and_what_follows_it_is_left_for_later(base: RunConfig):
+    first = runs(base, 2)
+    both = [*first, *following(base, first)]
+    known = states(both, seed0="done") | {config_name(first[1].configs[0]): State("running", "outside the queue")}
+    (part,) = plan(both, known, limit=1000)
+    assert [element.configs[0].name for element in part.elements.values()] == ["later"]
+    assert seeds(part) == {None: 0}
+
+
 def test_more_runs_than_an_array_may_have_become_several_arrays(base: RunConfig):
     sweep = runs(base, 2500)
     parts = plan(sweep, states(sweep), limit=1000, first_number=4)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spectral_conditioning.errors import ConfigError
-from spectral_conditioning.launch.study import Element, config_name, expand, read_study, replace, split_words
+from spectral_conditioning.launch.study import Element, config_name, expand, labels, read_study, replace, split_words
 from spectral_conditioning.training.compose import config_directory
 from spectral_conditioning.training.identity import run_folder
 
@@ -94,6 +94,10 @@ def test_a_later_stage_follows_each_run_with_its_arm_seed_and_folder(write: Writ
         ("arms: [conditioning=none]", ["each arm must be a list"]),
         ("- a", ["holds list"]),
         ("seeds: [0", ["is not YAML"]),
+        ("", ["is empty", "must map experiments, arms"]),
+        ("seeds: [a, 1]", ["seeds holds 'a'", "whole number"]),
+        ("seeds: [1.5]", ["seeds holds 1.5"]),
+        ("seeds: [0, true]", ["seeds holds True"]),
         ("stages: {a: {after: b}}", ["stage 'a'", "after is 'b'", "earlier stages: none"]),
         ("stages: {b: {}, a: {after: b, seeds: [1]}}", ["takes arm and seed from there"]),
         ("stages: {a: {}}\nseeds: [1]", ["every other key belongs to one of them"]),
@@ -105,6 +109,24 @@ def test_a_bad_study_names_thing_and_fix(text: str, parts: list[str], write: Wri
         read_study(write(text), [])
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_study_in_another_encoding_is_named(write: Write):
+    path = write("")
+    (path / "study.yaml").write_bytes("overrides: [logger.tags=[größe]]".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"study\.yaml is no text in UTF-8 .*save it as UTF-8"):
+        read_study(path, [])
+
+
+def test_runs_of_one_name_are_told_apart_by_what_differs():
+    words = ["experiment=imagenet/small", "conditioning=none,identity", "optim.lr=0.001,0.002", "paths.runs=here"]
+    configs = [config for element in expand(read_study(None, words), words) for config in element.configs]
+    arms = ["baseline"] * 2 + ["identity λ=10 (full, qkv)"] * 2
+    rates = [0.001, 0.002] * 2
+    assert labels(configs) == [
+        f"imagenet/small · {arm} · seed 0 · optim.lr={rate}" for arm, rate in zip(arms, rates, strict=True)
+    ]
+    assert labels(configs[::2]) == [f"imagenet/small · {arm} · seed 0" for arm in arms[::2]]
 
 
 def test_every_bad_run_of_a_study_is_found_before_anything_else(write: Write):

@@ -11,11 +11,12 @@ from spectral_conditioning.cli import dispatch
 from spectral_conditioning.errors import ConfigError, RecordError, SpectralError
 from spectral_conditioning.launch import element, submit
 from spectral_conditioning.launch.status import last_error
+from spectral_conditioning.launch.study import config_name
 from spectral_conditioning.training.compose import config_directory
 from spectral_conditioning.training.identity import run_folder
-from spectral_conditioning.training.record import source_digest
+from spectral_conditioning.training.record import RunFolder, source_digest
 from spectral_conditioning.training.schema import RunConfig
-from spectral_conditioning.training.storage import read_config
+from spectral_conditioning.training.storage import error_file, read_config
 
 from .conftest import FakeSlurm
 
@@ -221,7 +222,51 @@ def test_a_study_is_trained_here_stage_by_stage_without_slurm(
     monkeypatch.setattr(submit, "train_locally", lambda configs, **_: trained.append(configs) or 1)
     assert dispatch(["submit", ".", "--local", "2", "paths.runs=other"]) == 1
     assert len(trained) == 3  # a failed stage ends the study
+    assert "look again with: spectral status other/.studies/" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="without a site; leave out 'site=mine'"):
         dispatch(["submit", ".", "--local", "2", "site=mine"])
     with pytest.raises(ConfigError, match="--local is 0; it must be at least 1"):
         dispatch(["submit", ".", "--local", "0"])
+
+
+LOCAL = "experiments: [imagenet/small]\nseeds: [0, 1, 2, 3, 4]\noverrides: [paths.runs=elsewhere]\n"
+
+
+def test_status_of_a_local_study_says_where_every_run_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")  # a machine without Slurm
+    Path("mine").mkdir()
+    Path("mine/study.yaml").write_text(LOCAL)
+    owned: list[Path] = []
+
+    def train(configs: list[RunConfig], *, folder: Path, workers: int) -> int:
+        done, _, interrupted, running, _ = map(run_folder, configs)
+        owned.append(running)
+        finish(done)
+        folder.mkdir(parents=True)
+        error_file(folder / config_name(configs[1])).write_text("the disk is full\n")
+        for path in (interrupted, running):
+            path.mkdir(parents=True)
+            beat = {"step": 30, "steps": 100, "loss": 1.0, "first_step": 30, "started": 0, "written": 0}
+            (path / "progress.json").write_text(json.dumps(beat))
+        return 1
+
+    monkeypatch.setattr(submit, "train_locally", train)
+    assert dispatch(["submit", "mine", "--local", "2", "--dry-run"]) == 0
+    assert "# study mine in elsewhere/.studies/mine: 5 runs: 5 missing" in capsys.readouterr().out
+    assert not Path("elsewhere").exists()
+    assert dispatch(["submit", "mine", "--local", "2"]) == 1
+    assert "failed: imagenet/small · baseline · seed 1: the disk is full\n" in capsys.readouterr().out
+    with RunFolder(owned[0]):
+        assert dispatch(["status", "mine"]) == 1, "paths.runs is the study's"
+    lines = [line.split(" · ")[-1].split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:5] == [
+        ["seed", "0", "done", "val/accuracy 0.8750"],
+        ["seed", "1", "failed", "the disk is full"],
+        ["seed", "2", "interrupted", "goes on after step 30/100"],
+        ["seed", "3", "running", "outside the queue: step 30/100, loss 1.0000"],
+        ["seed", "4", "missing", "not started"],
+    ]
+    assert " ".join(lines[5]) == "5 runs: 1 running, 1 done, 1 failed, 1 interrupted, 1 missing"

@@ -1,5 +1,6 @@
 """What is wrong with a configuration is said at once, all of it, with the nearest valid name."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,43 @@ def refused(*overrides: str) -> str:
         ("name=../x", ["name is '../x'", "words of letters"]),
         ("data.path=a (b)[", ["'data.path=a (b)['", "quote"]),
         ("conditioning.lam=2", ["correction is 'none'", "conditioning=identity"]),
+        ("conditioning.targets=[q,x]", ["targets=['q', 'x']", "q, k, v at most once"]),
+        ("conditioning.refresh_every=-1", ["refresh_every=-1 is not an integer"]),
+        ("optim.betas=[0.9]", ["optim.betas is [0.9]", "must hold 2 values"]),
+        ("optim.betas=[0.9,0.99,0.999]", ["must hold 2 values"]),
+        ("paths.runs=", ["paths.runs is ''", "must name a folder"]),
+        ("experiment=null", ["experiment=null: no such choice", "imagenet/small"]),
+        ("conditioning=null", ["conditioning=null: no such choice", "closest 'none'"]),
     ],
 )
 def test_a_bad_override_names_thing_value_and_fix(override: str, parts: list[str]):
     message = refused(override)
     for part in parts:
         assert part in message
+
+
+def test_the_other_arms_settings_leave_the_baseline_of_a_sweep_the_baseline():
+    words = ["conditioning=none,polar", "conditioning.refresh_every=5", "conditioning.targets=[q]"]
+    baseline, polar = check_jobs(expand_sweep(words))
+    assert conditioning(baseline) is None
+    assert conditioning(polar) is not None
+    assert run_folder(baseline) == run_folder(compose_run([]))
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"a: [1", "is not YAML"),
+        (b"- a", "holds list; it must map the settings of a run"),
+        (b"", "is empty"),
+        (b"name: gr\xf6\xdfe", "is no text in UTF-8"),
+    ],
+)
+def test_a_broken_saved_configuration_is_named(content: bytes, part: str, tmp_path: Path):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(f"{path} {part}")):
+        read_config(path)
 
 
 def test_the_largest_seed_trains_a_run_of_its_own(train: Callable[..., Any]):

@@ -201,6 +201,22 @@ def test_a_sweep_run_again_runs_only_what_failed_and_every_failure_is_told(
     assert len(list(tmp_path.glob("runs/**/result.json"))) == 2
 
 
+def test_a_fault_nobody_foresaw_ends_its_run_and_not_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fails(config: RunConfig) -> Outcome:
+        if config.seed == 0:
+            raise ZeroDivisionError("a fault of ours")
+        return run_module.run(config)
+
+    monkeypatch.setattr(hydra_entry, "run", fails)
+    assert sweep(tmp_path, "seed=0,1") == 1
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "error: ZeroDivisionError: a fault of ours" in told
+    assert len(list(tmp_path.glob("runs/**/result.json"))) == 1
+
+
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tiny: Make):
     variants = [
         (),

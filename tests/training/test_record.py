@@ -1,7 +1,9 @@
 """Files of a run are whole or not there."""
 
+import fcntl
 import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,14 @@ import torch
 
 from spectral_conditioning.errors import RecordError
 from spectral_conditioning.files import write_atomically
-from spectral_conditioning.training.record import MetricsFile, RunFolder, hash_tensors, read_lines, write_json
+from spectral_conditioning.training.record import (
+    LOCK_PAUSE,
+    MetricsFile,
+    RunFolder,
+    hash_tensors,
+    read_lines,
+    write_json,
+)
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path: Path):
@@ -57,6 +66,21 @@ def test_a_broken_record_is_named(tmp_path: Path):
         folder.result.write_text("{")
         with pytest.raises(RecordError, match=r"result\.json.*move it away"):
             folder.read_result()
+
+
+def test_a_folder_is_in_use_while_a_run_owns_it_and_a_look_keeps_no_run_out(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.in_use()
+    with folder:
+        assert RunFolder(folder.path).in_use()
+        with pytest.raises(RecordError, match="is in use by process"):
+            RunFolder(folder.path).__enter__()
+    assert not folder.in_use()
+    with open(folder.path / ".lock") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)  # what in_use holds, for longer
+        threading.Timer(LOCK_PAUSE, look.close).start()
+        with RunFolder(folder.path):
+            assert folder.in_use()
 
 
 def test_the_hash_sees_names_shapes_types_and_values():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spectral_conditioning.errors import RecordError
+from spectral_conditioning.launch.study import config_name
 from spectral_conditioning.training.schema import RunConfig
 from spectral_conditioning.training.storage import save_config
 
@@ -19,7 +20,7 @@ from spectral_conditioning.training.storage import save_config
 def train_locally(configs: Sequence[RunConfig], *, folder: Path, workers: int) -> int:
     """Train `configs` in `workers` processes of one thread each; return the number of workers that failed.
 
-    folder: where the configurations are written. Each worker gets every `workers`-th run.
+    folder: where the configurations are written, each under its `config_name`. Each worker gets every `workers`-th run.
     Stopping this process, by Ctrl-C or SIGTERM, stops the workers; each run goes on from its last checkpoint at the next call.
     """
     files = []
@@ -27,8 +28,8 @@ def train_locally(configs: Sequence[RunConfig], *, folder: Path, workers: int) -
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecordError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
-    for number, config in enumerate(configs):
-        files.append(folder / f"{number:03d}.yaml")
+    for config in configs:
+        files.append(folder / config_name(config))
         save_config(config, files[-1])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with ended_by_sigterm():

@@ -41,7 +41,8 @@ def plan(elements: list[Element], states: Mapping[str, State], *, limit: int, fi
     """Return the scripts for every element that has a run to do, stage after stage.
 
     states: where each run stands, by name of its configuration. limit: the most elements of one array.
-    Runs that follow a diverged one are left out: there is nothing to start from.
+    Left out are runs that follow a diverged one, as there is nothing to start from, and runs that follow one that trains
+    outside the queue now, as no job can wait for it.
     """
     parts: list[Part] = []
     placed: dict[int, Place] = {}
@@ -64,13 +65,13 @@ def plan(elements: list[Element], states: Mapping[str, State], *, limit: int, fi
 
 
 def is_missing(element: Element, states: Mapping[str, State]) -> bool:
-    """Whether an element has runs to do that nobody is doing."""
+    """Whether an element has runs to do that nobody is doing, and that can start or wait for a job."""
     kinds = [states[config_name(config)].kind for config in element.configs]
-    follows = [states[config_name(config)].kind for config in element.after.configs] if element.after else []
+    follows = [states[config_name(config)] for config in element.after.configs] if element.after else []
     return (
         any(kind not in RECORDED for kind in kinds)
         and not any(kind in IN_QUEUE for kind in kinds)
-        and "diverged" not in follows
+        and not any(before.kind == "diverged" or (before.kind in IN_QUEUE and before.job is None) for before in follows)
     )
 
 

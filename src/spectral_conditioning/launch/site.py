@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from spectral_conditioning.errors import ConfigError, closest, problems_message
+from spectral_conditioning.files import read_mapping
 
 SITES = "SPECTRAL_SITES"
 GPU_REQUESTS = ("gres", "gpus-per-node", "none")
@@ -88,12 +89,7 @@ def find_site(name: str) -> Path:
 def read_site(name: str, changes: Sequence[Mapping[str, Any]] = ()) -> Site:
     """Read a site by name or path and lay `changes` over it; raises ConfigError that lists everything wrong."""
     path = find_site(name)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds {type(values).__name__}; it must map names to values")
+    values = read_mapping(path, holds="names to values")
     for change in changes:
         values |= change
     fields = {field.name: field for field in dataclasses.fields(Site)}

@@ -1,4 +1,4 @@
-"""`spectral status`: what became of every run of a submitted study, from its record, the queue and its log."""
+"""`spectral status`: what became of every run of a study, from its record, the queue, its folder and its log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from spectral_conditioning.launch import slurm
 from spectral_conditioning.launch.study import FILE, read_study, split_words
 from spectral_conditioning.launch.submission import STUDIES, Job, Run, StudyFolder
 from spectral_conditioning.training.record import RunFolder
+from spectral_conditioning.training.storage import error_file
 
-Kind = Literal["missing", "waiting", "running", "done", "diverged", "failed"]
-KINDS: tuple[Kind, ...] = ("running", "waiting", "done", "diverged", "failed", "missing")
+Kind = Literal["missing", "waiting", "running", "done", "diverged", "failed", "interrupted"]
+KINDS: tuple[Kind, ...] = ("running", "waiting", "done", "diverged", "failed", "interrupted", "missing")
 IN_QUEUE = ("running", "waiting")
 RECORDED = ("done", "diverged")
 # What our own command, Python and Slurm write when something goes wrong; srun only repeats the exit status of a task.
@@ -33,7 +34,11 @@ TAIL_BYTES = 64 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Where a run stands, the detail that matters there, and its job while it is in the queue."""
+    """Where a run stands, the detail that matters there, and its job while it is in the queue.
+
+    failed: it ended with an error, or its job left the queue without a record. interrupted: it was stopped; it goes on at
+    the next submission. missing: nothing of it is there.
+    """
 
     kind: Kind
     detail: str = ""
@@ -56,21 +61,29 @@ def run(args: argparse.Namespace) -> int:
     states = all_states(study)
     width = max(len(run.label) for run in study.runs.values())
     for name, state in states.items():
-        print(f"{study.runs[name].label:{width}}  {state.kind:8}  {state.detail}".rstrip())
+        print(f"{study.runs[name].label:{width}}  {state.kind:11}  {state.detail}".rstrip())
     print(summary(states))
     return 1 if any(state.kind == "failed" for state in states.values()) else 0
+
+
+def failures(study: StudyFolder, states: dict[str, State]) -> list[str]:
+    """Return a line for each run that failed: its name and why."""
+    return [f"{study.runs[name].label}: {state.detail}" for name, state in states.items() if state.kind == "failed"]
 
 
 def study_folder(words: list[str]) -> StudyFolder:
     """Find the folder of a submitted study from what the user calls it."""
     source, overrides = split_words(words)
+    study = None
+    if source is not None and (source.is_file() or (source / FILE).is_file()):
+        study = read_study(source, [])
+        # As at the submission, the command line wins over the study.
+        overrides = [*study.stages[0].overrides, *overrides]
     given = [item.split("=", 1)[1] for item in overrides if item.startswith("paths.runs=")]
     studies = Path(given[-1] if given else os.environ.get("SPECTRAL_RUNS", "runs")) / STUDIES
     candidates = []
     if source is not None:
-        candidates = [source, studies / source.name]
-        if source.is_file() or (source / FILE).is_file():
-            candidates.append(studies / read_study(source, []).name)
+        candidates = [source, studies / source.name] + ([studies / study.name] if study is not None else [])
     for folder in candidates:
         if (folder / "study.json").is_file():
             return StudyFolder(folder)
@@ -109,13 +122,24 @@ def state_of(study: StudyFolder, name: str, run: Run, queue: dict[tuple[str, int
             return State("waiting", f"job {_name(job, index)}: {queued.reason}{_saved(run)}", (job.id, index))
         if queued is not None:
             return State("running", f"job {_name(job, index)}: {_progress(run)}", (job.id, index))
+    if RunFolder(run.folder).in_use():
+        return State("running", f"outside the queue: {_progress(run)}")
     if last is None:
-        return State("missing", "not submitted")
+        return _without_job(study, name, run)
     job, index = last
     ended = slurm.ending(job.id, index) if slurm.available() else None
     how = f"job {_name(job, index)} {(ended or 'left the queue').lower()}"
     line = last_error(job.log(index))
     return State("failed", f"{how}: {line}" if line else f"{how} without a log")
+
+
+def _without_job(study: StudyFolder, name: str, run: Run) -> State:
+    """Return where a run stands that no job was to train and that has no record."""
+    try:
+        return State("failed", error_file(study.local_config(name)).read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        saved = _saved(run).strip(" ()")
+        return State("interrupted", saved) if saved else State("missing", "not started")
 
 
 def _name(job: Job, index: int | None) -> str:

@@ -21,17 +21,17 @@ finished; `{pretrain}` (the name of the earlier stage) stands for that run's fol
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spectral_conditioning.errors import ConfigError, closest
+from spectral_conditioning.files import read_mapping
 from spectral_conditioning.training.compose import check_jobs, check_launcher, expand_sweep
-from spectral_conditioning.training.identity import arm_label, conditioning, digest, run_folder
+from spectral_conditioning.training.identity import digest, flat_identity, run_folder, run_label
 from spectral_conditioning.training.schema import RunConfig
 
 FILE = "study.yaml"
@@ -68,9 +68,24 @@ class Element:
     after: Element | None = None
 
 
-def label(config: RunConfig) -> str:
-    """Return a run's name for people."""
-    return f"{config.name} · {arm_label(conditioning(config))} · seed {config.seed}"
+def labels(configs: Sequence[RunConfig]) -> list[str]:
+    """Return the runs' names for people; where several would be one, the settings that differ (a learning rate) are added."""
+    names = [run_label(config) for config in configs]
+    settings = [flat_identity(config) for config in configs]
+    namesakes: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for name, own in zip(names, settings, strict=True):
+        namesakes[name].append(own)
+    keys = {name: _differing(group) for name, group in namesakes.items()}
+    return [
+        " · ".join([name, *(f"{key}={own[key]}" for key in keys[name] if key in own)])
+        for name, own in zip(names, settings, strict=True)
+    ]
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    missing = object()
+    keys = dict.fromkeys(key for own in settings for key in own)
+    return [key for key in keys if any(own.get(key, missing) != settings[0].get(key, missing) for own in settings)]
 
 
 def config_name(config: RunConfig) -> str:
@@ -99,12 +114,7 @@ def read_study(source: Path | None, overrides: Sequence[str]) -> Study:
         raise ConfigError(
             f"{path} does not exist; give a study (a folder with {FILE}, or a file) or overrides key=value"
         )
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds {type(tree).__name__}; it must map {', '.join(KEYS[:-1])} or stages")
+    tree = read_mapping(path, holds=f"{', '.join(KEYS[:-1])} or stages")
     name = path.parent.resolve().name if path.name == FILE else f"{path.parent.resolve().name}-{path.stem}"
     if "stages" not in tree:
         return Study(name, (_stage("runs", tree, path, earlier=()),))
@@ -142,11 +152,18 @@ def _stage(name: str, values: Any, path: Path, *, earlier: Sequence[str]) -> Sta
         name=name,
         experiments=tuple(map(str, _list(values, "experiments", where))),
         arms=tuple(tuple(map(str, arm)) for arm in arms),
-        seeds=tuple(map(int, _list(values, "seeds", where))),
+        seeds=_seeds(values, where),
         overrides=tuple(map(str, _list(values, "overrides", where))),
         resources=resources,
         after=after,
     )
+
+
+def _seeds(values: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    found = _list(values, "seeds", where)
+    if wrong := [item for item in found if not isinstance(item, int) or isinstance(item, bool)]:
+        raise ConfigError(f"{where}: seeds holds {wrong[0]!r}; each must be a whole number, e.g. seeds: [0, 1, 2]")
+    return tuple(found)
 
 
 def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
@@ -166,8 +183,9 @@ def expand(study: Study, overrides: Sequence[str]) -> list[Element]:
     seen: set[Path] = set()
     for stage in study.stages:
         for before, jobs in _jobs(stage, overrides, elements, jobs_of):
+            configs = _absolute(check_jobs(jobs))
             check_launcher(jobs)
-            fresh = [(job, config) for job, config in zip(jobs, _absolute(check_jobs(jobs)), strict=True)]
+            fresh = [(job, config) for job, config in zip(jobs, configs, strict=True)]
             fresh = [item for item in fresh if run_folder(item[1]) not in seen and not seen.add(run_folder(item[1]))]  # type: ignore[func-returns-value]
             if stage.after is not None and fresh:
                 elements.append(Element(stage, [config for _, config in fresh], before))

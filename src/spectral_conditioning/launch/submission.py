@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spectral_conditioning.errors import RecordError
-from spectral_conditioning.launch.study import Element, config_name, label
+from spectral_conditioning.launch.study import Element, config_name, labels
 from spectral_conditioning.training.identity import run_folder
 from spectral_conditioning.training.record import write_json
 from spectral_conditioning.training.storage import save_config
@@ -61,9 +61,9 @@ class StudyFolder:
     def of(cls, name: str, elements: list[Element]) -> StudyFolder:
         """Return the folder of the study `name`, beside its runs, with all runs of `elements` known to it."""
         folder = cls(Path(elements[0].configs[0].paths.runs) / STUDIES / name)
-        for element in elements:
-            for config in element.configs:
-                folder.runs[config_name(config)] = Run(label(config), run_folder(config), element.stage.name)
+        placed = [(config, element.stage.name) for element in elements for config in element.configs]
+        for (config, stage), label in zip(placed, labels([config for config, _ in placed]), strict=True):
+            folder.runs[config_name(config)] = Run(label, run_folder(config), stage)
         return folder
 
     def _read(self) -> None:
@@ -106,6 +106,10 @@ class StudyFolder:
             for index, names in job.elements.items():
                 if name in names:
                     yield job, index
+
+    def local_config(self, name: str) -> Path:
+        """Return where the configuration of a run goes that is trained without Slurm."""
+        return self.path / "local" / self.runs[name].stage / name
 
     def save_configs(self, elements: list[Element]) -> None:
         """Write the resolved configuration of every run."""

@@ -20,8 +20,8 @@ from spectral_conditioning.launch.local import train_locally
 from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.scripts import array_script, train_script
 from spectral_conditioning.launch.site import Site, read_site, value_from_text
-from spectral_conditioning.launch.status import State, all_states, summary
-from spectral_conditioning.launch.study import config_name, expand, label, read_study, split_words
+from spectral_conditioning.launch.status import State, all_states, failures, summary
+from spectral_conditioning.launch.study import config_name, expand, read_study, split_words
 from spectral_conditioning.launch.submission import Job, StudyFolder
 from spectral_conditioning.training.record import source_digest
 
@@ -148,10 +148,11 @@ def run_locally(args: argparse.Namespace) -> int:
     elements = expand(study, overrides)
     if not elements:
         raise ConfigError(f"study {study.name!r} has no runs")
-    if args.dry_run:
-        print("\n".join(label(config) for element in elements for config in element.configs))
-        return 0
     folder, failed = StudyFolder.of(study.name, elements), 0
+    if args.dry_run:
+        print("\n".join(run.label for run in folder.runs.values()))
+        print(f"# study {folder.path.name} in {_relative(folder.path)}: {summary(all_states(folder))}")
+        return 0
     with folder.owned():
         folder.write()  # so that `spectral status` knows the runs
         for stage in study.stages:
@@ -159,7 +160,11 @@ def run_locally(args: argparse.Namespace) -> int:
             failed += train_locally(configs, folder=folder.path / "local" / stage.name, workers=args.local)
             if failed:
                 break  # A later stage starts from the runs of this one.
-    print(summary(all_states(folder)))
+    states = all_states(folder)
+    print(summary(states))
+    for line in failures(folder, states):
+        print(f"failed: {line}")
+    print(f"look again with: spectral status {_relative(folder.path)}")
     return 1 if failed else 0
 
 
@@ -177,7 +182,9 @@ def split_site(words: Sequence[str]) -> tuple[list[str], str, dict[str, Any]]:
         else:
             overrides.append(word)
     if not name:
-        raise ConfigError("no site given; add site=NAME (slurm/sites/example.yaml explains what a site is)")
+        raise ConfigError(
+            "no site given; add site=NAME (slurm/sites/example.yaml explains what a site is), or train here with --local N"
+        )
     return overrides, name, values
 
 
@@ -229,7 +236,7 @@ def describe(writer: Writer, parts: list[Part], states: Mapping[str, State]) -> 
             yield writer.list(part).rstrip()
         for index, element in part.elements.items():
             for config in element.configs:
-                yield f"# {'run' if index is None else f'element {index}'}: {label(config)}"
+                yield f"# {'run' if index is None else f'element {index}'}: {writer.folder.runs[config_name(config)].label}"
         wait = dependency(part, before, ids, writer.max_parallel)
         ids[id(part)], before = f"<job of {part.name}>", part
         yield f"# submitted by: sbatch --parsable {f'--dependency={wait} ' if wait else ''}{_relative(writer.script_path(part))}"

@@ -40,7 +40,7 @@ def compose_tree(overrides: Sequence[str], *, directory: Path | None = None) -> 
     with initialize_config_dir(config_dir=str(directory or config_directory()), version_base="1.3"):
         try:
             return compose(ROOT, overrides=list(overrides))
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a group set to null
             raise ConfigError(_explain(list(overrides), error)) from error
         finally:
             GlobalHydra.instance().clear()
@@ -123,10 +123,10 @@ def _choice_problems(loader: ConfigLoader, groups: list[Override]) -> list[str]:
     for item in groups:
         group, choice = item.key_or_group, str(item.value())
         options = list(_choices(loader, group))
-        if choice not in options and choice != "null":
+        if choice not in options:
             near = closest(choice, options)
             hint = f"; closest {near!r}" if near else ""
-            problems.append(f"{group}={choice}: no such choice; allowed: {', '.join(options)}{hint}")
+            problems.append(f"{item.input_line}: no such choice; allowed: {', '.join(options)}{hint}")
     return problems
 
 

@@ -10,11 +10,12 @@ import dataclasses
 import importlib
 import math
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from spectral_conditioning.errors import ConfigError, SpectralError, closest, problems_message
@@ -92,7 +93,20 @@ def _section(tree: Mapping[str, Any], name: str, schema: type, problems: list[st
             wanted = _fields(schema)[key]
             reason = str(error).splitlines()[0].rstrip(".")
             problems.append(f"{name}.{key} is {value!r}; it must be of type {wanted} ({reason})")
+    for key, length in _lengths(schema).items():
+        if key in found and isinstance(value := node[key], ListConfig) and len(value) != length:
+            problems.append(f"{name}.{key} is {list(value)!r}; it must hold {length} values")
     return OmegaConf.to_object(node)
+
+
+def _lengths(schema: type) -> dict[str, int]:
+    """Return the number of values of every field that is a tuple of fixed length; OmegaConf takes any number."""
+    found = {}
+    for key, hint in typing.get_type_hints(schema).items():
+        parts = typing.get_args(hint)
+        if typing.get_origin(hint) is tuple and parts and parts[-1] is not Ellipsis:
+            found[key] = len(parts)
+    return found
 
 
 def _fields(schema: type) -> dict[str, str]:
@@ -195,6 +209,8 @@ def value_problems(config: RunConfig) -> list[str]:
         problems.append(f"evaluate.spectra is {config.evaluate.spectra}; it must be 0 (none) or more")
     if config.evaluate.every_steps is not None and config.evaluate.every_epochs is not None:
         problems.append("evaluate.every_steps and evaluate.every_epochs are both set; set one of them to null")
+    if not config.paths.runs.strip():
+        problems.append(f"paths.runs is {config.paths.runs!r}; it must name a folder, e.g. paths.runs=runs")
     problems += _optim_problems(config.optim)
     try:
         conditioning(config)

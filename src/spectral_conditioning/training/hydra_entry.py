@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from spectral_conditioning.errors import ConfigError, SpectralError
+from spectral_conditioning.errors import ConfigError, SpectralError, message_of
 from spectral_conditioning.training.compose import ROOT, check_jobs, check_launcher, config_directory, expand_sweep
 from spectral_conditioning.training.config import typed
 from spectral_conditioning.training.run import run
@@ -23,13 +25,18 @@ FAILURES: list[str] = []
 
 def job(tree: DictConfig) -> None:
     """Run one job. A failure is told at once and remembered, so that it neither ends a sweep nor hides the next one."""
+    hydra_config = HydraConfig.get()
     try:
         run(typed(tree))
-    except SpectralError as error:
-        if not HydraConfig.get().launcher._target_.endswith("BasicLauncher"):
+    except Exception as error:
+        if not hydra_config.launcher._target_.endswith("BasicLauncher"):
             raise  # In another process the launcher's own bookkeeping has to see it.
-        print(f"error: {error}", file=sys.stderr)
-        FAILURES.append(str(error))
+        if not isinstance(error, SpectralError):
+            if hydra_config.mode != RunMode.MULTIRUN:
+                raise
+            traceback.print_exception(error)
+        print(f"error: {message_of(error)}", file=sys.stderr)
+        FAILURES.append(message_of(error))
 
 
 def flags_first(argv: Sequence[str]) -> list[str]:

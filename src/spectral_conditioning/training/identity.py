@@ -25,14 +25,17 @@ MACHINE_KEYS = frozenset(
 def conditioning(config: RunConfig) -> Conditioning | None:
     """Return the conditioning of a run, None for the baseline; λ = 0 is the baseline, whatever the correction is called."""
     values = dataclasses.asdict(config.conditioning)
+    values.update({key: tuple(values[key]) for key in ("targets", "include", "exclude")})
     if values["correction"] == "none":
         if values["lam"] != 0:
             raise ConfigError(
                 f"conditioning.correction is 'none' but conditioning.lam is {values['lam']}; "
                 f"choose a correction, e.g. conditioning=identity"
             )
+        # A sweep sets the other arms' values for the baseline too: they say nothing there, but must be possible.
+        follows = values["relative"] or values["refresh_every"] != 0
+        Conditioning(**{**values, "correction": "identity", "lam": 1.0, "relative": follows})
         return None
-    values.update({key: tuple(values[key]) for key in ("targets", "include", "exclude")})
     wanted = Conditioning(**values)
     return None if wanted.is_baseline else wanted
 
@@ -49,6 +52,21 @@ def identity(config: RunConfig) -> dict[str, Any]:
             node = node[parent]
         node.pop(last, None)
     return values
+
+
+def flat_identity(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that determine what a run computes beside its name, arm and seed, by dotted key."""
+    flat: dict[str, Any] = {}
+
+    def add(values: dict[str, Any], prefix: str = "") -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                add(value, f"{prefix}{key}.")
+            else:
+                flat[prefix + key] = value
+
+    add({key: value for key, value in identity(config).items() if key not in ("name", "seed", "conditioning")})
+    return flat
 
 
 def digest(values: Any, length: int = 8) -> str:
@@ -104,6 +122,11 @@ def arm_label(chosen: Conditioning | None) -> str:
     label += f", not {' '.join(chosen.exclude)}" if chosen.exclude else ""
     label += f", draw {chosen.seed}" if chosen.seed else ""
     return label + (", products in float32" if chosen.float32_projection else "")
+
+
+def run_label(config: RunConfig, *, last: str | None = None) -> str:
+    """Return a run's name for people; `last` stands in place of the seed."""
+    return f"{config.name} · {arm_label(conditioning(config))} · {last or f'seed {config.seed}'}"
 
 
 def run_folder(config: RunConfig) -> Path:

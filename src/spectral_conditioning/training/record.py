@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,7 @@ from spectral_conditioning.errors import RecordError, broken_record
 from spectral_conditioning.files import write_atomically
 
 SCHEMA = 1
+LOCK_TRIES, LOCK_PAUSE = 5, 0.02
 PACKAGES = ("spectral-conditioning", "torch", "lightning", "hydra-core", "timm", "transformers", "numpy")
 
 
@@ -69,7 +71,7 @@ class RunFolder:
                 f"cannot write the run folder {self.path}: {error.strerror}; choose another with paths.runs=…"
             ) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take(self._lock)
         except BlockingIOError as error:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
@@ -90,6 +92,28 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
             self._lock.close()
+
+    @staticmethod
+    def _take(lock: IO[str]) -> None:
+        """Lock the open file; `in_use` holds it for an instant, so a few refusals say nothing."""
+        for _ in range(LOCK_TRIES - 1):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(LOCK_PAUSE)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def in_use(self) -> bool:
+        """Whether a process of this machine, or of another on a file system that shares locks, is training here now."""
+        try:
+            with open(self.path / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json of a finished run, None while there is none."""

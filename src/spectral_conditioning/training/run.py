@@ -19,7 +19,15 @@ import torch
 from spectral_conditioning.analysis.saturation import measure_saturation
 from spectral_conditioning.errors import RecordError
 from spectral_conditioning.training.fit import PROBED_SAMPLES, fit
-from spectral_conditioning.training.identity import arm_id, arm_label, conditioning, digest, identity, run_folder
+from spectral_conditioning.training.identity import (
+    arm_id,
+    arm_label,
+    conditioning,
+    digest,
+    identity,
+    run_folder,
+    run_label,
+)
 from spectral_conditioning.training.prepare import Prepared, prepare
 from spectral_conditioning.training.ranks import global_rank, must_start_ranks, start_ranks
 from spectral_conditioning.training.record import MetricsFile, RunFolder, write_json
@@ -44,10 +52,13 @@ class Outcome:
     record: dict[str, Any]
 
 
-def run(config: RunConfig) -> Outcome:
-    """Train one configuration and write its record; go on where an interrupted run stopped; leave a finished one alone."""
+def run(config: RunConfig, label: str | None = None) -> Outcome:
+    """Train one configuration and write its record; go on where an interrupted run stopped; leave a finished one alone.
+
+    label: what the run is called in lines for people; by default its experiment, arm and seed.
+    """
     folder = RunFolder(run_folder(config))
-    label = f"{config.name} · {arm_label(conditioning(config))} · seed {config.seed}"
+    label = label or run_label(config)
     finished = folder.read_result()
     if finished is not None:
         print(f"{label}: already {finished['status']} in {folder.path}; nothing to do", flush=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from spectral_conditioning.errors import ConfigError
-from spectral_conditioning.files import write_atomically
+from spectral_conditioning.files import read_mapping, write_atomically
 from spectral_conditioning.training.config import typed
 from spectral_conditioning.training.schema import RunConfig
 
@@ -36,8 +35,12 @@ def save_config(config: RunConfig, path: Path) -> None:
 def read_config(path: Path) -> RunConfig:
     """Read a configuration that `save_config` wrote, and check it as if it were new."""
     try:
-        tree = OmegaConf.load(path)
+        tree = read_mapping(path, holds="the settings of a run")
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist, so {path.parent} is not the folder of a run") from error
-    assert isinstance(tree, DictConfig)
     return typed(tree)
+
+
+def error_file(config: Path) -> Path:
+    """Return where the reason goes for which the run of a saved configuration failed."""
+    return config.with_suffix(".error")
