@@ -265,7 +265,7 @@ def test_status_of_a_local_study_says_where_every_run_stands(
     assert lines[:5] == [
         ["seed", "0", "done", "val/accuracy 0.8750"],
         ["seed", "1", "failed", "the disk is full"],
-        ["seed", "2", "interrupted", "goes on after step 30/100"],
+        ["seed", "2", "interrupted", "had got to step 30/100"],
         ["seed", "3", "running", "outside the queue: step 30/100, loss 1.0000"],
         ["seed", "4", "missing", "not started"],
     ]

@@ -155,7 +155,7 @@ def _heartbeat(run: Run) -> dict[str, Any] | None:
 
 def _saved(run: Run) -> str:
     beat = _heartbeat(run)
-    return f" (goes on after step {beat['step']}/{beat['steps']})" if beat else ""
+    return f" (had got to step {beat['step']}/{beat['steps']})" if beat else ""
 
 
 def _progress(run: Run) -> str:

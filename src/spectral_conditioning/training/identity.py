@@ -30,7 +30,7 @@ def conditioning(config: RunConfig) -> Conditioning | None:
         if values["lam"] != 0:
             raise ConfigError(
                 f"conditioning.correction is 'none' but conditioning.lam is {values['lam']}; "
-                f"choose a correction, e.g. conditioning=identity"
+                f"choose a correction, e.g. conditioning=identity (in a study, set λ in the arms that have one)"
             )
         # A sweep sets the other arms' values for the baseline too: they say nothing there, but must be possible.
         follows = values["relative"] or values["refresh_every"] != 0
