@@ -12,6 +12,7 @@ DIGITS = EXPERIMENTS / "ablations" / "digits"
 # What is shown, experiment, its results below experiments/, unit, factor.
 RECORDED = (
     ("Digits, ViT", "imagenet/small", "ablations/digits/lambda", "accuracy, %", 100),
+    ("Flowers 64 px, ViT", "imagenet/flowers", "imagenet/flowers", "accuracy, %", 100),
     ("ListOps, Nyströmformer", "lra/small_listops", "lra/small", "accuracy, %", 100),
     ("Digits as pixels, Nyströmformer", "lra/small_image", "lra/small", "accuracy, %", 100),
     ("Nuclei, Mask R-CNN, XCiT", "coco/small", "coco/nuclei", "box AP", 100),
