@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from spectral_conditioning.results import lambda_curve, probe_figures, spectra_figures, sweep_figure, training_curves
+
 CONFIG = {"optim": {"lr": 0.001}, "task": {"name": "imagenet", "model": {"name": "vit"}}, "budget": {"steps": 400}}
 
 
@@ -94,3 +96,17 @@ def make_record() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def make_settings() -> Callable[..., dict[str, Any]]:
     return settings
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that the modules of figures would have saved."""
+    figures: list[Any] = []
+
+    def keep(figure: Any, path: Path) -> Path:
+        figures.append(figure)
+        return path
+
+    for module in (lambda_curve, probe_figures, spectra_figures, sweep_figure, training_curves):
+        monkeypatch.setattr(module, "save", keep)
+    return figures

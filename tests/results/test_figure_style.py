@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from spectral_conditioning.results.figure_style import PALETTE, lambda_colours, style
+from spectral_conditioning.results.figure_style import (
+    BASELINE_COLOUR,
+    PALETTE,
+    heading,
+    lambda_colours,
+    new_figure,
+    style,
+)
 
 # Machado, Oliveira and Fernandes (2009), full severity, acting on linear RGB.
 DEFICIENCIES = {
@@ -41,3 +48,41 @@ def test_lambda_shades_rise_in_lightness() -> None:
     assert list(shades) == [0.1, 1.0, 10.0]
     assert lightness == sorted(lightness)
     assert max(lightness) < 0.8
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.1, 10.0], [0.01, 0.1, 1.0, 10.0, 100.0]])
+def test_no_shade_of_lambda_is_taken_for_the_baseline(values: list[float]) -> None:
+    """The lowest λ is viridis at 0.2, so farther from black than any two palette colours must be."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    shades = list(lambda_colours(values).values())
+    assert shades[0] == colormaps["viridis"](0.2)
+    distances = [float(np.linalg.norm(np.array(shade[:3]) - to_rgb(BASELINE_COLOUR))) for shade in shades]
+    assert min(distances) > 0.6
+
+
+LONG = "cramming/small_pretrain, optim.lr=0.0003, task.model.layers=12: through training, mean over layers, W with its correction"
+
+
+@pytest.mark.parametrize(("width", "size"), [(6.5, 10), (6.5, 11), (10.2, 10)])
+def test_long_heading_stays_in_the_figure_and_keeps_its_words(width: float, size: int) -> None:
+    key = "(bold: mean over seeds; thin: each seed; dotted: diverged or at chance, in no mean)"
+    figure, _ = new_figure(1, 1, width=width, height=3)
+    heading(figure, f"{LONG}\n{key}", size=size)
+    figure.canvas.draw()
+    box = figure._suptitle.get_window_extent(figure.canvas.get_renderer())
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    lines = figure._suptitle.get_text().splitlines()
+    assert " ".join(lines) == f"{LONG} {key}"
+    assert any(line.startswith("(bold") for line in lines)  # a line of the caller's stays a line
+    assert figure._suptitle.get_fontsize() == size
+
+
+def test_short_heading_is_one_line_at_its_size() -> None:
+    figure, _ = new_figure(1, 1, width=6.5, height=3)
+    heading(figure, "imagenet/small: final value over λ", size=11)
+    assert figure._suptitle.get_text() == "imagenet/small: final value over λ"
+    assert figure._suptitle.get_fontsize() == 11

@@ -17,21 +17,6 @@ from spectral_conditioning.results.figure_style import PALETTE
 from spectral_conditioning.results.summary import Table
 
 Write = Callable[..., Path]
-MODULES = (lambda_curve, training_curves, spectra_figures, sweep_figure)
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that the modules under test would have saved."""
-    figures: list[Any] = []
-
-    def keep(figure: Any, path: Path) -> Path:
-        figures.append(figure)
-        return path
-
-    for module in MODULES:
-        monkeypatch.setattr(module, "save", keep)
-    return figures
 
 
 def full_log(final: float, lam: float) -> list[dict[str, Any]]:

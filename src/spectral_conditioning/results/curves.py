@@ -36,6 +36,14 @@ class ArmCurve:
     failed: list[Curve]
     mean: Curve
 
+    def at_least(self, level: float) -> ArmCurve:
+        """The same curves with every value below `level` raised to it."""
+
+        def raised(points: Curve) -> Curve:
+            return [(step, max(value, level)) for step, value in points]
+
+        return ArmCurve([*map(raised, self.learned)], [*map(raised, self.failed)], raised(self.mean))
+
     @property
     def empty(self) -> bool:
         return not (self.learned or self.failed)

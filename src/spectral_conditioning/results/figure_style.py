@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,14 @@ from spectral_conditioning.errors import RecordError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from spectral_conditioning.results.curves import ArmCurve
-
 # Okabe and Ito (2008), without yellow, which is too faint on white; black is the baseline's.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F3C8D")
 BASELINE_COLOUR = "#000000"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 LINES = ("-", "--", "-.", ":")
 DPI = 150
+# The part of viridis that λ is drawn in.
+_SHADES = (0.2, 0.88)
 _SETTINGS: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -47,12 +48,16 @@ def style(index: int) -> dict[str, Any]:
 
 
 def lambda_colours(values: Sequence[float]) -> dict[float, Any]:
-    """Return a colour for each λ, dark to light with rising λ; light yellow, too faint on white, is left out."""
+    """Return a colour for each λ, dark to light with rising λ.
+
+    The ends of the scale are left out: near black, which is the baseline's, and light yellow, too faint on white.
+    """
     from matplotlib import colormaps
 
     ordered = sorted(set(values))
-    shades = colormaps["viridis"]
-    return {value: shades(0.88 * index / max(1, len(ordered) - 1)) for index, value in enumerate(ordered)}
+    first, last = _SHADES
+    step = (last - first) / max(1, len(ordered) - 1)
+    return {value: colormaps["viridis"](first + step * index) for index, value in enumerate(ordered)}
 
 
 def new_figure(rows: int, columns: int, *, width: float, height: float, **kwargs: Any) -> tuple[Figure, Any]:
@@ -68,43 +73,22 @@ def new_figure(rows: int, columns: int, *, width: float, height: float, **kwargs
     return figure, axes
 
 
-def draw_curve(axis: Any, lines: ArmCurve, *, colour: Any, line: str = "-") -> None:
-    """Draw one arm: its mean bold, each seed thin, seeds that failed (and are in no mean) dotted."""
-    if lines.learned:
-        # One line with gaps: hundreds of seeds are drawn many times faster so.
-        gap = (float("nan"), float("nan"))
-        joined = [point for points in lines.learned for point in (*points, gap)]
-        axis.plot(*zip(*joined, strict=True), color=colour, linewidth=0.6, alpha=0.35, linestyle=line)
-    for points in lines.failed:
-        axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, alpha=0.9, linestyle=":")
-    if lines.mean:
-        axis.plot(*zip(*lines.mean, strict=True), color=colour, linewidth=1.7, linestyle=line)
-
-
-def curve_handle(colour: Any, label: str, line: Any = "-") -> Any:
-    """A legend entry for `draw_curve`."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=colour, label=label, linestyle=line, linewidth=1.7)
-
-
-def curve_key(curves: Iterable[ArmCurve]) -> str:
-    """Say what the lines of `draw_curve` mean, as far as they occur."""
-    curves = list(curves)
-    parts = ["bold: mean over seeds", "thin: each seed"] if any(len(each.learned) > 1 for each in curves) else []
-    if any(each.failed for each in curves):
-        parts.append("dotted: diverged or at chance, in no mean")
-    return f"\n({'; '.join(parts)})" if parts else ""
+def heading(figure: Figure, text: str, *, size: int = 10) -> None:
+    """Write the figure's heading; a line that is too long for the figure goes on below, broken between words."""
+    room = int(figure.get_figwidth() * 72 / (0.56 * size))
+    lines = [textwrap.wrap(line, room, break_on_hyphens=False) for line in text.splitlines()]
+    figure.suptitle("\n".join(part for parts in lines for part in parts), fontsize=size)
 
 
 def legend_below(figure: Figure, handles: Iterable[Any]) -> None:
     """Put one legend for all panels under the figure, in as many columns as its longest label allows."""
     handles = list(handles)
     longest = max((len(str(handle.get_label())) for handle in handles), default=1)
-    room = int(figure.get_figwidth() * 14 / (longest + 6))
+    room = int(figure.get_figwidth() * 14 / (longest + 8))
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=max(1, min(room, len(handles), 6)), frameon=False, fontsize=8
-    )
+        handles=handles, loc="outside lower center", ncols=max(1, min(room, len(handles), 6)), frameon=False, fontsize=8,
+        handlelength=3.2,
+    )  # fmt: skip
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from spectral_conditioning.results.arms import lambda_in_sigma, series_label
-from spectral_conditioning.results.figure_style import BASELINE_COLOUR, legend_below, new_figure, save, style
-from spectral_conditioning.results.seed_dots import draw_chance, draw_dots, mark_handles, offsets, shifted
+from spectral_conditioning.results.figure_style import BASELINE_COLOUR, heading, legend_below, new_figure, save, style
+from spectral_conditioning.results.seed_dots import (
+    draw_chance,
+    draw_dots,
+    mark_handles,
+    offsets,
+    series_handle,
+    shifted,
+)
 from spectral_conditioning.results.summary import Arm, Table
 
 # Values spread over this many times the range in which most of them lie get a close-up of that range.
@@ -83,8 +90,8 @@ def _figure(table: Table, group: str, series: dict[str, list[Arm]], path: Path) 
         if zoom and row_index == 0:
             row[0].set_ylim(*zoom)
             row[0].set_title("close-up; the row below shows every run", fontsize=9, loc="left")
-    figure.suptitle(f"{table.title}: final value over λ{group}", fontsize=11)
-    legend_below(figure, _handles(arms, index_of))
+    heading(figure, f"{table.title}: final value over λ{group}", size=11)
+    legend_below(figure, _handles(table, series, index_of, arms))
     return save(figure, path)
 
 
@@ -130,9 +137,7 @@ def _draw_baseline(axis: Any, table: Table, *, chance: float | None) -> None:
 
 
 def _draw_series(axis: Any, table: Table, arms: list[Arm], look: dict[str, Any], *, offset: float) -> None:
-    points = [(arm.runs[0].lam, arm.mean) for arm in arms if arm.mean is not None]
-    if len(arms) > 1 and table.baseline and table.baseline.mean is not None:
-        points.insert(0, (0.0, table.baseline.mean))  # λ = 0 is the baseline of every series
+    points = _means(table, arms)
     if len(points) > 1:
         axis.plot(
             *zip(*points, strict=True), color=look["color"], linestyle=look["linestyle"], linewidth=1.3,
@@ -142,16 +147,28 @@ def _draw_series(axis: Any, table: Table, arms: list[Arm], look: dict[str, Any],
         draw_dots(axis, arm, arm.runs[0].lam, look, offset=offset)
 
 
+def _means(table: Table, arms: list[Arm]) -> list[tuple[float, float]]:
+    """The points of a series' line."""
+    points = [(arm.runs[0].lam, arm.mean) for arm in arms if arm.mean is not None]
+    if len(arms) > 1 and table.baseline and table.baseline.mean is not None:
+        points.insert(0, (0.0, table.baseline.mean))  # λ = 0 is the baseline of every series
+    return points
+
+
 def _lambdas(series: Iterable[list[Arm]]) -> list[float]:
     return sorted({arm.runs[0].lam for arms in series for arm in arms})
 
 
-def _handles(arms: list[Arm], index_of: dict[str, int]) -> list[Any]:
+def _handles(table: Table, series: dict[str, list[Arm]], index_of: dict[str, int], arms: list[Arm]) -> list[Any]:
     """Legend: the baseline, each series, and the marks that occur."""
-    from matplotlib.lines import Line2D
-
-    several = arms[0].is_baseline and arms[0].std is not None
-    label = "baseline (λ = 0; line: mean" + (", band: ± std)" if several else ")")
-    handles: list[Any] = [Line2D([], [], color=BASELINE_COLOUR, marker="o", linestyle="--", label=label)]
-    handles += [Line2D([], [], label=name, **style(index)) for name, index in index_of.items()]
+    handles = []
+    base = table.baseline
+    if base is not None:
+        what = "" if base.mean is None else "; line: mean" + (", band: ± std" if base.std is not None else "")
+        look = {"color": BASELINE_COLOUR, "marker": "o", "linestyle": "--"}
+        handles.append(series_handle(f"baseline (λ = 0{what})", look, [base], line=base.mean is not None))
+    handles += [
+        series_handle(name, style(index_of[name]), chosen, line=len(_means(table, chosen)) > 1)
+        for name, chosen in series.items()
+    ]
     return [*handles, *mark_handles(arms)]

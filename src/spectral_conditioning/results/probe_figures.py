@@ -9,21 +9,21 @@ from typing import Any
 
 from spectral_conditioning.analysis.probe_records import LayerProbe, ProbePoint, ProbeReport
 from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
+from spectral_conditioning.results.curve_lines import curve_handle
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,
-    curve_handle,
+    heading,
     lambda_colours,
     legend_below,
     new_figure,
     save,
     style,
 )
+from spectral_conditioning.results.log_axis import mark_zero, notable, zero_level
 
 # More columns than this would be too narrow to read; layers between first and last are then left out.
 _MOST_COLUMNS = 4
 _ROLES = {"q": "W_Q", "k": "W_K", "v": "W_V"}
-# Norms below it are drawn at it: a saturated layer's J_Q of 1e-93 would leave the others no room.
-_FLOOR = 1e-30
 
 
 def plot_spectra(report: ProbeReport, path: Path, *, title: str) -> Path:
@@ -42,7 +42,7 @@ def plot_spectra(report: ProbeReport, path: Path, *, title: str) -> Path:
         axis.set_title(name)
     for axis in axes[-1]:
         axis.set_xlabel("index")
-    figure.suptitle(f"{title}: singular values of the stacked projections", fontsize=10)
+    heading(figure, f"{title}\nsingular values of the stacked projections")
     legend_below(figure, _handles(report))
     return save(figure, path)
 
@@ -50,87 +50,120 @@ def plot_spectra(report: ProbeReport, path: Path, *, title: str) -> Path:
 def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
     """Draw κ(W + C) stacked and of the median head, κ(J), entropy and softmax sensitivity against depth, one line for each λ."""
     figure, axes = new_figure(3, 3, width=10.5, height=8.0)
-    colours = _colours(report)
     order = {name: index + 1 for index, name in enumerate(dict.fromkeys(s.attention for s in report.points[0].spectra))}
-    for point in report.points:
-        colour = colours[_key(point)]
-        for column, role in enumerate(_ROLES):
-            spectra = [spectrum for spectrum in point.spectra if spectrum.role == role]
-            layers = [order[spectrum.attention] for spectrum in spectra]
-            for row, values in enumerate(
-                ([s.kappa for s in spectra], [sorted(s.kappa_heads)[len(s.heads_Hk) // 2] for s in spectra])
-            ):
-                _line(axes[row][column], layers, values, colour, small=True)
-        probed = [layer for layer in point.layers if layer.heads and layer.heads[0].jacobian is not None]
-        _line(axes[2][0], [order[layer.name] for layer in probed], [_kappa(layer) for layer in probed], colour)
-        for layer in probed:
-            _beyond(axes[2][0], order[layer.name], _kappa(layer), _kappa_beyond(layer), colour)
-        measured = [layer for layer in point.saturation if layer.entropy is not None]
-        depth = [order[layer.name] for layer in measured]
-        _line(axes[2][1], depth, [layer.entropy or 0.0 for layer in measured], colour, small=True)
-        _line(axes[2][2], depth, [max(layer.sensitivity or 0.0, _FLOOR) for layer in measured], colour, small=True)
-    for column, label in enumerate(_ROLES.values()):
+    for column, (role, label) in enumerate(_ROLES.items()):
+        _draw_kappa(axes[0][column], axes[1][column], report, role, order)
         axes[0][column].set_title(f"κ({label} + C), stacked")
         axes[1][column].set_title(f"κ({label} + C), median head")
+    _draw_saturation(axes[2], report, order)
     for axis, label in zip(
         axes[2], ("κ(J), one head", "entropy of attention / log N", "softmax sensitivity"), strict=True
     ):
         axis.set_title(label)
         axis.set_xlabel("attention layer")
-    for axis in [*axes[0], *axes[1], axes[2][0], axes[2][2]]:
-        _log_scale(axis)
-    axes[2][1].set_ylim(-0.05, 1.05)
-    axes[2][2].axhline(SENSITIVITY_LIMIT, color="#999999", linewidth=0.8, linestyle=":")
     _whole_layers(axes, len(order))
-    figure.suptitle(
-        f"{title}: conditioning and saturation by layer\n"
+    heading(
+        figure,
+        f"{title}\nconditioning and saturation by layer\n"
         "(dotted: below it a layer counts as saturated; arrow: lower bound)",
-        fontsize=10,
     )
     legend_below(figure, _handles(report))
     return save(figure, path)
 
 
+def _draw_kappa(stacked: Any, of_head: Any, report: ProbeReport, role: str, order: dict[str, int]) -> None:
+    colours = _colours(report)
+    for point in report.points:
+        spectra = [spectrum for spectrum in point.spectra if spectrum.role == role]
+        layers = [order[spectrum.attention] for spectrum in spectra]
+        median = [sorted(spectrum.kappa_heads)[len(spectrum.heads_Hk) // 2] for spectrum in spectra]
+        _line(stacked, layers, [spectrum.kappa for spectrum in spectra], colours[_key(point)], small=True)
+        _line(of_head, layers, median, colours[_key(point)], small=True)
+    _log_scale(stacked)
+    _log_scale(of_head)
+
+
+def _draw_saturation(axes: Any, report: ProbeReport, order: dict[str, int]) -> None:
+    """Draw κ(J), entropy and sensitivity; a sensitivity that is as good as 0 stands at the foot of its axis."""
+    colours = _colours(report)
+    found = [
+        layer.sensitivity or 0.0 for point in report.points for layer in point.saturation if layer.entropy is not None
+    ]
+    level = zero_level([*found, SENSITIVITY_LIMIT])
+    for point in report.points:
+        colour = colours[_key(point)]
+        probed = [layer for layer in point.layers if layer.heads and layer.heads[0].jacobian is not None]
+        _line(axes[0], [order[layer.name] for layer in probed], [_kappa(layer) for layer in probed], colour)
+        for layer in probed:
+            _beyond(axes[0], order[layer.name], _kappa(layer), _kappa_beyond(layer), colour)
+        measured = [layer for layer in point.saturation if layer.entropy is not None]
+        depth = [order[layer.name] for layer in measured]
+        _line(axes[1], depth, [layer.entropy or 0.0 for layer in measured], colour, small=True)
+        _line(axes[2], depth, [max(layer.sensitivity or 0.0, level or 0.0) for layer in measured], colour, small=True)
+    _log_scale(axes[0])
+    axes[1].set_ylim(-0.05, 1.05)
+    if level is None:
+        _log_scale(axes[2])
+    else:
+        mark_zero(axes[2], level, max([*found, SENSITIVITY_LIMIT]))
+    axes[2].axhline(SENSITIVITY_LIMIT, color="#999999", linewidth=0.8, linestyle=":")
+
+
 def plot_saturation(report: ProbeReport, path: Path, *, title: str) -> Path:
     """Draw κ(J), ‖J_Q‖ and entropy over λ, one line for each probed layer; saturated layers get an open marker."""
+    from matplotlib.lines import Line2D
+
     points = [point for point in report.points if point.lam is not None]
+    names = _some([layer.label for layer in points[0].layers])
+    names += [points[0].control.label] if points[0].control else []
+    rows = [layer for point in points for layer in point.rows if layer.label in names]
+    norms = [_query_norm(layer) for layer in rows if layer.heads[0].norms]
+    level = zero_level(norms)
     panels: tuple[tuple[str, Callable[[LayerProbe], float | None], Callable[[LayerProbe], str]], ...] = (
         ("κ(J)", lambda layer: _kappa(layer) if layer.heads[0].jacobian else None, _kappa_beyond),
-        ("‖J_Q‖", lambda layer: max(_query_norm(layer), _FLOOR) if layer.heads[0].norms else None,
-         lambda layer: "↓" if _query_norm(layer) < _FLOOR else ""),
+        ("‖J_Q‖", lambda layer: max(_query_norm(layer), level or 0.0) if layer.heads[0].norms else None,
+         lambda layer: "↓" if level is not None and _query_norm(layer) < level else ""),
         ("entropy of attention / log N", lambda layer: layer.saturation.entropy if layer.saturation else None,
          lambda _: ""),
     )  # fmt: skip
-    figure, axes = new_figure(1, 3, width=10.5, height=3.9)
-    names = _some([layer.label for layer in points[0].layers])
-    names += [points[0].control.label] if points[0].control else []
+    figure, axes = new_figure(1, 3, width=10.5, height=4.1)
     for axis, (label, value, beyond) in zip(axes[0], panels, strict=True):
         for index, name in enumerate(names):
             layers = [next(layer for layer in point.rows if layer.label == name) for point in points]
-            found = [(x, value(layer), layer) for x, layer in enumerate(layers)]
-            drawn = [(x, y, layer) for x, y, layer in found if y is not None]
-            look = style(index)
-            axis.plot(
-                [x for x, _, _ in drawn], [y for _, y, _ in drawn], color=look["color"], linestyle=look["linestyle"]
-            )
-            for x, y, layer in drawn:
-                open_marker = layer.saturation is not None and layer.saturation.saturated
-                axis.plot(x, y, marker=look["marker"], color=look["color"], markersize=7, markeredgewidth=1.6,
-                          markerfacecolor="white" if open_marker else look["color"])  # fmt: skip
-                _beyond(axis, x, y, beyond(layer), look["color"])
+            _draw_over_lambda(axis, layers, value, beyond, style(index))
         axis.set_title(label)
         axis.set_xticks(range(len(points)), [f"{point.lam:g}" for point in points])
         axis.set_xlabel("λ")
     axes[0][0].set_yscale("log")
-    axes[0][1].set_yscale("log")
+    if level is not None:
+        mark_zero(axes[0][1], level, max(norms))
+    elif notable(norms):
+        axes[0][1].set_yscale("log")
     axes[0][2].set_ylim(-0.05, 1.05)
-    figure.suptitle(
-        f"{title}: condition number beside saturation\n"
+    heading(
+        figure,
+        f"{title}\ncondition number beside saturation\n"
         "(open marker: saturated, attention is close to a hard maximum; arrow: the value lies beyond)",
-        fontsize=10,
     )
-    legend_below(figure, [curve_handle(style(i)["color"], name, style(i)["linestyle"]) for i, name in enumerate(names)])
+    legend_below(figure, [Line2D([], [], label=name, **style(index)) for index, name in enumerate(names)])
     return save(figure, path)
+
+
+def _draw_over_lambda(
+    axis: Any,
+    layers: list[LayerProbe],
+    value: Callable[[LayerProbe], float | None],
+    beyond: Callable[[LayerProbe], str],
+    look: dict[str, Any],
+) -> None:
+    """Draw one layer at every λ: a line, markers, open where the layer is saturated, and an arrow where a value is a bound."""
+    drawn = [(x, y, layer) for x, layer in enumerate(layers) if (y := value(layer)) is not None]
+    axis.plot([x for x, _, _ in drawn], [y for _, y, _ in drawn], color=look["color"], linestyle=look["linestyle"])
+    for x, y, layer in drawn:
+        open_marker = layer.saturation is not None and layer.saturation.saturated
+        axis.plot(x, y, marker=look["marker"], color=look["color"], markersize=7, markeredgewidth=1.6,
+                  markerfacecolor="white" if open_marker else look["color"])  # fmt: skip
+        _beyond(axis, x, y, beyond(layer), look["color"])
 
 
 def _line(axis: Any, x: list[int], y: list[float], colour: Any, *, small: bool = False) -> None:
@@ -145,7 +178,7 @@ def _beyond(axis: Any, x: float, y: float, arrow: str, colour: Any) -> None:
         up = arrow == "↑"
         axis.annotate(arrow, (x, y), xytext=(0, 5 if up else -5), textcoords="offset points", color=colour, fontsize=11,
                       ha="center", va="bottom" if up else "top", fontweight="bold")  # fmt: skip
-        axis.margins(y=0.14)
+        axis.margins(y=0.2)
 
 
 def _log_scale(axis: Any) -> None:

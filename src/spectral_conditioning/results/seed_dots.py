@@ -47,10 +47,22 @@ def draw_chance(axis: Any, chance: float | None) -> None:
     if chance is None:
         return
     axis.axhline(chance, color="#666666", linestyle=":", linewidth=1)
+    # Beside the axes: inside, some run's dot may be under it.
     axis.annotate(
-        "chance", (0, chance), xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points",
-        color="#444444", fontsize=8, annotation_clip=True,
+        "chance", (1, chance), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
+        color="#444444", fontsize=8, va="center", annotation_clip=True,
     )  # fmt: skip
+
+
+def series_handle(label: str, look: dict[str, Any], arms: Sequence[Arm], *, line: bool) -> Any:
+    """A legend entry for a series as it is drawn: without a line where it has none, hollow or × where every run failed."""
+    from matplotlib.lines import Line2D
+
+    shown = look if line else {**look, "linestyle": ""}
+    if all(arm.mean is None for arm in arms):
+        ended = any(run.value is not None for arm in arms for run in arm.runs)
+        shown = {**shown, "markerfacecolor": "white"} if ended else {**shown, "marker": "x"}
+    return Line2D([], [], label=label, **shown)
 
 
 def mark_handles(arms: Sequence[Arm]) -> list[Any]:

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
+from spectral_conditioning.results.curve_lines import Drawn, curve_handle, curve_key, draw_curves
 from spectral_conditioning.results.curves import ArmCurve, Logs, arm_curve
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,
-    curve_handle,
-    curve_key,
-    draw_curve,
+    heading,
     lambda_colours,
     legend_below,
     new_figure,
     save,
 )
 from spectral_conditioning.results.lambda_curve import lambda_series
+from spectral_conditioning.results.log_axis import mark_zero, notable, zero_level
 from spectral_conditioning.results.summary import Arm, Table
 from spectral_conditioning.results.training_curves import MOST_IN_ONE_PANEL, arm_looks
 
@@ -127,36 +127,55 @@ def _series_looks(table: Table) -> list[tuple[str, list[Look]]]:
 def _draw(table: Table, series: str, rows: list[list[str]], looks: list[Look], path: Path, logs: Logs) -> Path:
     columns = max(len(row) for row in rows)
     figure, axes = new_figure(len(rows), columns, width=max(6.5, 3.4 * columns), height=2.5 * len(rows) + 1.0)
-    drawn: list[ArmCurve] = []
+    drawn: list[list[ArmCurve]] = []
     for axis_row, row in zip(axes, rows, strict=True):
         for axis, name in zip(axis_row, row, strict=False):
-            drawn += _panel(axis, name, looks, logs)
+            drawn.append(_panel(axis, name, looks, logs))
         for axis in axis_row[len(row) :]:
             axis.set_visible(False)
-    figure.suptitle(
-        f"{table.title}{series}: through training, mean over layers, W with its correction{curve_key(drawn)}",
-        fontsize=10,
-    )
-    legend_below(figure, [curve_handle(colour, arm.label, line) for arm, colour, line in looks])
+    key = curve_key(curves for panel in drawn for curves in panel)
+    heading(figure, f"{table.title}{series}: through training, mean over layers, W with its correction{key}")
+    handles = [
+        curve_handle(colour, arm.label, line, curves)
+        for (arm, colour, line), curves in zip(looks, zip(*drawn, strict=True), strict=True)
+    ]
+    legend_below(figure, handles)
     return save(figure, path)
 
 
 def _panel(axis: Any, name: str, looks: list[Look], logs: Logs) -> list[ArmCurve]:
-    curves = [(arm_curve(arm, f"{SPLIT}/{name}", logs), colour, line) for arm, colour, line in looks]
-    for lines, colour, line in curves:
-        draw_curve(axis, lines, colour=colour, line=line)
-    values = [value for lines, _, _ in curves for points in [*lines.learned, *lines.failed] for _, value in points]
+    """Draw one quantity of every arm and return the curves, one for each arm."""
+    arms: list[Drawn] = [(arm_curve(arm, f"{SPLIT}/{name}", logs), colour, line) for arm, colour, line in looks]
+    values = [value for curves, _, _ in arms for points in [*curves.learned, *curves.failed] for _, value in points]
     quantity = QUANTITIES.get(_split(name)[0])
     if quantity and quantity.limits:
+        draw_curves(axis, arms)
         axis.set_ylim(*quantity.limits)
-    elif values and min(values) > 0 and max(values) > _LOG_SPAN * min(values):
-        axis.set_yscale("log")
-        if quantity and quantity.threshold and min(values) < quantity.threshold[0]:
-            _draw_threshold(axis, *quantity.threshold)
+    else:
+        _draw_scaled(axis, arms, values, quantity.threshold if quantity else None)
     axis.set_title(title(name), fontsize=10)
     axis.set_ylabel(quantity.label if quantity else "")
     axis.set_xlabel("optimizer step")
-    return [lines for lines, _, _ in curves]
+    return [curves for curves, _, _ in arms]
+
+
+def _draw_scaled(axis: Any, arms: list[Drawn], values: list[float], threshold: tuple[float, str] | None) -> None:
+    """Draw on a logarithmic axis where the values are far apart, with what is as good as 0 lowest.
+
+    The threshold is drawn, and counts as a value, where one of them is below it.
+    """
+    if threshold is not None and any(value < threshold[0] for value in values):
+        _draw_threshold(axis, *threshold)
+        values = [*values, threshold[0]]
+    shown, level = notable(values), zero_level(values)
+    if not shown or min(values) < 0 or max(shown) <= _LOG_SPAN * min(shown):
+        draw_curves(axis, arms)
+    elif level is None:
+        draw_curves(axis, arms)
+        axis.set_yscale("log")
+    else:
+        draw_curves(axis, [(curves.at_least(level), colour, line) for curves, colour, line in arms])
+        mark_zero(axis, level, max(shown))
 
 
 def _draw_threshold(axis: Any, value: float, text: str) -> None:

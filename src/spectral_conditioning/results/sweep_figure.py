@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spectral_conditioning.results.figure_style import BASELINE_COLOUR, legend_below, new_figure, save, style
+from spectral_conditioning.results.figure_style import BASELINE_COLOUR, heading, legend_below, new_figure, save, style
 from spectral_conditioning.results.lambda_curve import close_up_range
-from spectral_conditioning.results.seed_dots import draw_chance, draw_dots, mark_handles, offsets, shifted
+from spectral_conditioning.results.seed_dots import (
+    draw_chance,
+    draw_dots,
+    mark_handles,
+    offsets,
+    series_handle,
+    shifted,
+)
 from spectral_conditioning.results.sweep import Sweep, SweptArm
 
 # More conditioned arms than this in one panel cannot be told apart: further figures take them, the baseline in each.
@@ -42,7 +49,7 @@ def _figure(sweep: Sweep, rows: list[SweptArm], path: Path) -> Path:
     if zoom:
         axes[0, 0].set_ylim(*zoom)
         axes[0, 0].set_title("close-up; the panel below shows every run", fontsize=9, loc="left")
-    figure.suptitle(f"{sweep.title}: final value", fontsize=11)
+    heading(figure, f"{sweep.title}: final value", size=11)
     legend_below(figure, [*_handles(rows, looks), *mark_handles(shown)])
     return save(figure, path)
 
@@ -90,6 +97,9 @@ def _draw_row(axis: Any, row: SweptArm, places: list[float], look: Look, *, offs
 def _handles(rows: list[SweptArm], looks: list[Look]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    handles: list[Any] = [Line2D([], [], label=row.label, **look) for row, look in zip(rows, looks, strict=True)]
+    handles = [
+        series_handle(row.label, look, row.arms, line=sum(arm.mean is not None for arm in row.arms) > 1)
+        for row, look in zip(rows, looks, strict=True)
+    ]
     ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "linestyle": ""}
     return [*handles, Line2D([], [], color="#555555", label="ring: the arm's best", **ring)]  # type: ignore[arg-type]

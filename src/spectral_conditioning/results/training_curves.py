@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spectral_conditioning.results.curve_lines import curve_handle, curve_key, draw_curves
 from spectral_conditioning.results.curves import ArmCurve, Logs, arm_curve, curve_name
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,
     PALETTE,
-    curve_handle,
-    curve_key,
-    draw_curve,
+    heading,
     lambda_colours,
     legend_below,
     new_figure,
@@ -66,7 +65,7 @@ def plot_training_curves(table: Table, path: Path, logs: Logs) -> list[Path]:
     draw = _all_in_one if len(table.arms) <= MOST_IN_ONE_PANEL else _by_series
     figure = draw(table, found)
     key = curve_key(curve for quantity in found for curve in quantity.curves.values())
-    figure.suptitle(f"{table.title}: training{key}", fontsize=10)
+    heading(figure, f"{table.title}: training{key}")
     return [save(figure, path)]
 
 
@@ -74,10 +73,9 @@ def _all_in_one(table: Table, found: list[Quantity]) -> Any:
     figure, axes = new_figure(1, len(found), width=max(6.5, 4.9 * len(found)), height=4.2)
     looks = arm_looks(table)
     for axis, quantity in zip(axes[0], found, strict=True):
-        for arm, colour, line in looks:
-            draw_curve(axis, quantity.curves[arm.label], colour=colour, line=line)
+        draw_curves(axis, [(quantity.curves[arm.label], colour, line) for arm, colour, line in looks])
         _finish(axis, quantity)
-    legend_below(figure, [curve_handle(colour, arm.label, line) for arm, colour, line in looks])
+    legend_below(figure, [curve_handle(colour, arm.label, line, _curves(found, [arm])) for arm, colour, line in looks])
     return figure
 
 
@@ -91,6 +89,7 @@ def _by_series(table: Table, found: list[Quantity]) -> Any:
     """One panel for each series and quantity, λ as shade, the baseline in each."""
     series = lambda_series(table)
     colours = lambda_colours([arm.runs[0].lam for arm in table.arms])
+    baseline = table.all_arms[: 1 if table.baseline else 0]
     columns = min(_COLUMNS, len(series))
     rows = -(-len(series) // columns)
     figure, axes = new_figure(
@@ -99,18 +98,25 @@ def _by_series(table: Table, found: list[Quantity]) -> Any:
     for block, quantity in enumerate(found):
         panels = [axis for row in axes[block * rows : (block + 1) * rows] for axis in row]
         for axis, (name, arms) in zip(panels, series.items(), strict=False):
-            for arm in arms:
-                draw_curve(axis, quantity.curves[arm.label], colour=colours[arm.runs[0].lam])
-            if table.baseline:
-                draw_curve(axis, quantity.curves[table.baseline.label], colour=BASELINE_COLOUR, line="--")
+            looks = [(quantity.curves[arm.label], colours[arm.runs[0].lam], "-") for arm in arms]
+            looks += [(quantity.curves[base.label], BASELINE_COLOUR, "--") for base in baseline]
+            draw_curves(axis, looks)
             axis.set_title(name, fontsize=9)
             _finish(axis, quantity)
         for axis in panels[len(series) :]:
             axis.set_visible(False)
         _share_limits(panels[: len(series)])
-    shades = [curve_handle(colour, f"λ = {lam:g}") for lam, colour in colours.items()]
-    legend_below(figure, [curve_handle(BASELINE_COLOUR, "baseline", "--"), *shades])
+    handles = [curve_handle(BASELINE_COLOUR, "baseline", "--", _curves(found, [base])) for base in baseline]
+    for lam, colour in colours.items():
+        of_lam = [arm for arm in table.arms if arm.runs[0].lam == lam]
+        handles.append(curve_handle(colour, f"λ = {lam:g}", curves=_curves(found, of_lam)))
+    legend_below(figure, handles)
     return figure
+
+
+def _curves(found: list[Quantity], arms: Sequence[Arm]) -> list[ArmCurve]:
+    """Every curve of the figure that belongs to one of `arms`."""
+    return [quantity.curves[arm.label] for quantity in found for arm in arms]
 
 
 def _finish(axis: Any, quantity: Quantity) -> None:
