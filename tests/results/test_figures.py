@@ -163,6 +163,15 @@ def test_training_curves_hold_every_arm_and_unit(few: Table, drawn: list[Any], t
     assert_nothing_overlaps(figure)
 
 
+def test_a_loss_that_is_the_tables_metric_is_drawn_beside_the_training_loss(write: Write, runs: Path) -> None:
+    primary = {"name": "val/loss", "mode": "min", "step": 400, "weights": "raw", "rule": "last"}
+    log = [{"step": step, "split": split, "loss": 2 - step / 400} for step in (200, 400) for split in ("train", "val")]
+    for lam, value in ((0.0, 0.9), (1.0, 1.1)):
+        write(value, lam=lam, primary={**primary, "value": value}, chance=2.0, log=log)
+    table = compare([runs]).tables[0]
+    assert [quantity.label for quantity in training_curves.quantities(table, Logs())] == ["training loss", "val/loss"]
+
+
 def test_training_curves_of_many_arms_have_a_panel_for_each_series(
     many: Table, drawn: list[Any], tmp_path: Path
 ) -> None:

@@ -38,17 +38,19 @@ class Quantity:
 
 def quantities(table: Table, logs: Logs) -> list[Quantity]:
     """The loss (training loss when logged, else validation loss) and the primary metric, as far as the logs hold them."""
-    losses = [
-        _quantity(table, "train/loss", "training loss", logs),
-        _quantity(table, "val/loss", "validation loss", logs),
-    ]
-    found = [each for each in losses if each is not None][:1]
+    found = {}
+    for name, label in (("train/loss", "training loss"), ("val/loss", "validation loss")):
+        loss = _quantity(table, name, label, logs)
+        if loss is not None:
+            found[name] = loss
+            break
     followed = curve_name(table.runs[0])
-    if followed not in ("train/loss", "val/loss") or not found:
+    if followed not in found:
         unit = " (%)" if table.metric.percent else ""
         primary = _quantity(table, followed, f"{followed}{unit}", logs, primary=True)
-        found += [primary] if primary else []
-    return found
+        if primary is not None:
+            found[followed] = primary
+    return list(found.values())
 
 
 def _quantity(table: Table, name: str, label: str, logs: Logs, *, primary: bool = False) -> Quantity | None:
