@@ -21,9 +21,11 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 from spectral_conditioning.training.callbacks import Record
 from spectral_conditioning.training.compose import compose_run, expand_sweep
 from spectral_conditioning.training.identity import conditioning, run_folder
-from spectral_conditioning.training.record import read_lines
+from spectral_conditioning.training.prepare import prepare
+from spectral_conditioning.training.record import hash_tensors, read_lines
 from spectral_conditioning.training.run import Outcome, run
 from spectral_conditioning.training.schema import RunConfig
+from spectral_conditioning.training.tracking import WandbSink
 
 from ..conftest import TINY
 from .test_tracking import read_back
@@ -107,6 +109,22 @@ def test_the_summary_is_the_tested_checkpoint_with_its_step(train: Train) -> Non
         assert summary[name] == value, name
 
 
+def test_the_summary_keeps_the_tested_value_where_a_worse_one_came_after_it(tmp_path: Path) -> None:
+    """Left to itself, W&B's summary holds the last value of every name."""
+    sink = WandbSink(
+        mode="offline", folder=tmp_path, run_id="0" * 32, project="p", entity=None, group="g", name="n", job_type="none",
+        tags=[], config={"task": {"model": {"name": "vit"}}, "conditioning": {"correction": "none", "lam": 0.0}},
+    )  # fmt: skip
+    for step, accuracy in ((3, 0.9), (6, 0.5)):
+        sink.write({"step": step, "split": "val", "epoch": 0.0, "accuracy": accuracy})
+    primary = {"name": "val/accuracy", "mode": "max", "value": 0.9, "step": 3, "weights": "raw", "rule": "best"}
+    sink.finish({"status": "finished", "metrics": {"val/accuracy": 0.9}, "primary": primary})
+    seen = read_back(tmp_path)
+    assert [line["val/accuracy"] for line in seen["history"]] == [0.9, 0.5]
+    assert seen["summary"]["val/accuracy"] == 0.9
+    assert (seen["summary"]["primary"]["value"], seen["summary"]["primary"]["step"]) == (0.9, 3)
+
+
 def sweep_jobs(sweep: dict[str, Any]) -> Iterator[list[str]]:
     """The words that `wandb agent` runs for every point of the grid, by W&B's own functions."""
     grid = [[(name, value) for value in each["values"]] for name, each in sweep["parameters"].items()]
@@ -187,6 +205,16 @@ def test_a_further_pass_over_the_validation_set_changes_no_weight(train: Train) 
     )
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("arm", ["identity", "identity_fused", "polar", "svd"])
+def test_what_an_arm_starts_from_is_what_was_hashed(tiny: Make, arm: str) -> None:
+    """The hash is taken of the plain model; the stored weights of the conditioned one must still be those."""
+    base, conditioned = prepare(tiny()), prepare(tiny(f"conditioning={arm}"))
+    assert base.initial_weights == conditioned.initial_weights
+    assert conditioned.report.count == 3
+    for prepared in (base, conditioned):
+        assert hash_tensors(prepared.module.model.named_parameters()) == prepared.initial_weights
 
 
 def test_conditioning_takes_nothing_from_the_global_generator() -> None:

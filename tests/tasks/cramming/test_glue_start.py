@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from spectral_conditioning import conditioned_layers
 from spectral_conditioning.errors import ConditioningError, ConfigError, DataError
+from spectral_conditioning.results.pairing import pair_runs
+from spectral_conditioning.results.records import run_from_record
+from spectral_conditioning.tasks.cramming.glue_tasks import GLUE_TASKS
 from spectral_conditioning.training.compose import compose_run
 from spectral_conditioning.training.identity import pair_digest
 from spectral_conditioning.training.prepare import prepare
@@ -19,6 +23,7 @@ from spectral_conditioning.training.run import Outcome, run
 from spectral_conditioning.training.schema import RunConfig
 
 from .cramming_text import sentences
+from .test_glue_files import FILES
 
 Train = Callable[..., Outcome]
 PRETRAIN = ("budget.steps=5", "evaluate.every_steps=5", "trainer.checkpoint_every=null")
@@ -88,6 +93,35 @@ def test_fine_tuning_runs_from_the_run_of_its_own_arm_and_seed(train: Train, glu
     assert outcomes[0].record["primary"]["rule"] == "last"
     lines = [json.loads(line) for line in (outcomes[0].folder / "metrics.jsonl").read_text().splitlines()]
     assert outcomes[0].record["primary"]["value"] == [x for x in lines if x["split"] == "val"][-1]["accuracy"]
+
+
+def test_every_task_gets_its_own_head_and_loss_from_one_pretraining(train: Train, glue: Glue, tmp_path: Path) -> None:
+    train(*PRETRAIN)
+    outputs = {}
+    for key, task in GLUE_TASKS.items():
+        for name, rows in FILES[task.folder].items():
+            path = tmp_path / "glue" / task.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(rows) + "\n", encoding="utf-8", newline="")
+        config = glue(f"task.model.glue_task={key}", f"data.path={tmp_path / 'glue'}", "data.batch_size=2")
+        prepared = prepare(config)
+        module, samples = prepared.module.eval(), prepared.loader.first_samples(2)
+        outputs_BC, labels_B = module.example_forward(samples), samples.labels
+        outputs[key] = outputs_BC.shape[-1]
+        wanted = F.mse_loss(outputs_BC[:, 0], labels_B) if key == "stsb" else F.cross_entropy(outputs_BC, labels_B)
+        assert module.training_losses(samples)["loss"].item() == pytest.approx(wanted.item(), rel=1e-6), key
+    assert outputs == {"cola": 2, "sst2": 2, "mrpc": 2, "stsb": 1, "qqp": 2, "mnli": 3, "qnli": 2, "rte": 2}
+
+
+def test_arms_whose_pretraining_differs_are_no_pair(train: Train, glue: Glue) -> None:
+    """Fine-tuned alike from 5 and from 6 steps of pretraining: the longer one would win by its length."""
+    train(*PRETRAIN)
+    train("budget.steps=6", "evaluate.every_steps=6", "trainer.checkpoint_every=null", "conditioning=identity")
+    base, arm = (run_from_record(run(glue(f"conditioning={arm}")).record, source=arm) for arm in ("none", "identity"))
+    (pairing,) = pair_runs([base, arm])
+    assert not pairing.pairs
+    (refused,) = pairing.refused
+    assert [reason.split(" differ")[0] for reason in refused.reasons] == ["data"]
 
 
 def test_a_run_can_be_named_itself_but_not_with_another_arm(train: Train, glue: Glue) -> None:
