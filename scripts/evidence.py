@@ -83,11 +83,12 @@ def lambda_table() -> str:
     counts = {row["arm"]: len({r["seed"] for r in found if r["arm"] == row["arm"]}) for row in found}
     most = max(counts.values())
     rest = sorted({count for count in counts.values() if count < most})
+    named = f" for {', '.join(arm for arm, count in counts.items() if count == most)}" if rest else " in every arm"
     fewer = f"; {' or '.join(map(str, rest))} for the rest" if rest else ""
     return (
         table(["digits, accuracy %", *(f"λ={lam:g}" for lam in lams)], lines)
-        + f"\n\nMedian over seeds, failed runs (at chance or diverged) counted. {', '.join(others)}. Seeds: {most} for "
-        f"{', '.join(arm for arm, count in counts.items() if count == most)}{fewer}."
+        + f"\n\nMedian over seeds, failed runs (at chance or diverged) counted. {', '.join(others)}. Seeds: {most}"
+        f"{named}{fewer}."
     )
 
 
