@@ -95,9 +95,11 @@ def save(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG. Raises RecordError when the folder cannot be written to."""
     import matplotlib
 
+    canvas: Any = figure.canvas
+    figure.set_dpi(DPI)
     try:
         with matplotlib.rc_context(_SETTINGS):
-            figure.savefig(path, dpi=DPI, metadata={"Software": None})
+            canvas.print_png(path, metadata={"Software": None})  # savefig would draw twice, the first time for the layout
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error}") from error
     return path
