@@ -99,7 +99,8 @@ def save(figure: Figure, path: Path) -> Path:
     figure.set_dpi(DPI)
     try:
         with matplotlib.rc_context(_SETTINGS):
-            canvas.print_png(path, metadata={"Software": None})  # savefig would draw twice, the first time for the layout
+            # savefig would draw twice, the first time for the layout.
+            canvas.print_png(path, metadata={"Software": None})
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error}") from error
     return path
