@@ -81,7 +81,10 @@ def collate(
 
 
 def load_glue_data(config: Any, run: PretrainedRun) -> TaskData:
-    """Read one task and encode it with the tokenizer that the pretraining run used."""
+    """Read one task and encode it with the tokenizer that the pretraining run used.
+
+    The fingerprint covers the sentences, the tokenizer, and what and how the pretraining run was trained on.
+    """
     data: DataConfig = config.data
     key = config.task.model.glue_task
     task = GLUE_TASKS[key]
@@ -91,6 +94,8 @@ def load_glue_data(config: Any, run: PretrainedRun) -> TaskData:
     folder = run.tokens if data.tokens is None else find_store(Path(data.tokens))
     tokenizer = load_tokenizer(folder / TOKENIZER)
     state = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16)
+    # Arms whose pretraining differs in more than conditioning and seed are no pair, though they are fine-tuned alike.
+    state.update("".join(run.record["hashes"][name] for name in ("pair", "data")).encode())
     for example in (*train, *val):
         state.update(repr(example).encode())
     parts = sorted({example.part for example in val})

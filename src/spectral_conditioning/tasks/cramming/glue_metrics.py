@@ -17,6 +17,8 @@ Score = Callable[[np.ndarray, np.ndarray], float]
 
 def _correlation(function: Callable[..., tuple[float, float]]) -> Score:
     def score(labels: np.ndarray, predictions: np.ndarray) -> float:
+        if len(labels) < 2:
+            return math.nan  # One row has no correlation, and scipy no answer.
         with warnings.catch_warnings():
             # A constant prediction has no correlation; that is what NaN says.
             warnings.simplefilter("ignore", stats.ConstantInputWarning)
