@@ -107,7 +107,7 @@ def test_a_killed_run_is_reported_and_only_it_is_submitted_again(lab: Lab, jobs:
     (array,) = jobs["sweep"]
     lab.wait_until_ended(array)
     shown = lab.status("sweep")
-    assert f"failed    job {array}_0 failed: srun: error: n" in shown
+    assert f"failed       job {array}_0 failed: srun: error: n" in shown
     assert "task 0: Killed" in shown
     assert "2 done, 1 failed" in shown
     (again,) = lab.submit("sweep", "seed=0,1,2", "--max-parallel=2")

@@ -32,8 +32,8 @@ def main(argv: list[str]) -> int:
             error_file(path).unlink(missing_ok=True)
         try:
             config = read_config(path)
-            # Runs of several workers are told apart by their folders where only a setting differs.
-            label = run_label(config, last=run_folder(config).name)
+            # Runs of several workers are told apart by their folders where only a setting differs; ranks share one run.
+            label = run_label(config, last=None if launched() else run_folder(config).name)
             run(config, label)
         except Exception as error:
             failed += 1
