@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,9 +35,10 @@ def made(
     seed: int = 0,
     conditioning: Mapping[str, Any] | None = None,
     chance: float = 0.0,
+    **changes: Any,
 ) -> Run:
     name = GLUE_TASKS[task].metric
-    return Run(
+    run = Run(
         source=f"{task}/{seed}",
         experiment=f"cramming/glue/{task}",
         arm="baseline" if conditioning is None else "identity λ=10",
@@ -51,10 +53,12 @@ def made(
         weights="raw",
         rule="last",
         steps=1,
+        hashes={"initial_weights": f"w{seed}", "order": f"o{seed}", "data": "d", "pair": "p"},
         chance=chance,
         metrics={f"val/{key}": value for key, value in metrics.items()},
         config={"task": {"name": "cramming", "model": {"glue_task": task}}},
     )
+    return dataclasses.replace(run, **changes)
 
 
 def cola(values: Sequence[float | None], *, seeds: Sequence[int] = (0, 1, 2), **more: Any) -> list[Run]:
@@ -118,6 +122,26 @@ def test_unequal_seeds_are_refused() -> None:
         build_suites(runs)
     with pytest.raises(RecordError, match="hold one twice"):
         build_suites(cola([0.5] * 3, seeds=(0, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"steps": 100}, r"steps differ \(1 \| 100\)"),
+        ({"hashes": {"initial_weights": "w0", "order": "o0", "data": "e", "pair": "p"}}, "data differ"),
+    ],
+)
+def test_arms_that_are_no_pair_are_refused(changes: dict[str, Any], reason: str) -> None:
+    base = made("cola", {"matthews": 0.5})
+    arm = made("cola", {"matthews": 0.6}, conditioning=IDENTITY, **changes)
+    with pytest.raises(RecordError, match=rf"cramming/glue: cramming/glue/cola, identity λ=10, seed 0: {reason}"):
+        build_suites([base, arm])
+
+
+def test_another_version_of_the_code_is_no_reason_to_print_no_table() -> None:
+    other = made("cola", {"matthews": 0.6}, conditioning=IDENTITY, code={"sources": "x"}, versions={"torch": "3"})
+    (suite,) = build_suites([made("cola", {"matthews": 0.5}), other])
+    assert len(suite.arms) == 2
 
 
 def test_runs_of_other_tasks_are_left_out() -> None:

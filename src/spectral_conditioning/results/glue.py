@@ -17,11 +17,14 @@ from pathlib import Path
 from spectral_conditioning.errors import RecordError, problems_message
 from spectral_conditioning.results.arms import arm_key, arm_labels, arm_order
 from spectral_conditioning.results.collect import collect
+from spectral_conditioning.results.pairing import pair_runs
 from spectral_conditioning.results.records import Run
 from spectral_conditioning.tasks.cramming.glue_tasks import EIGHT, GLUE_TASKS, NINE
 
 Entry = tuple[str, str]
 COLLAPSE_MARGIN = 1e-3
+# Differences between arms that are no reason to print no table.
+_LEFT_TO_COMPARE = ("code", "versions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +83,11 @@ def glue_task(run: Run) -> str | None:
 
 
 def build_suites(runs: Iterable[Run]) -> list[Suite]:
-    """Group runs into suites. Raises RecordError when arms or tasks have different seeds, or a seed twice."""
+    """Group runs into suites.
+
+    Raises RecordError when arms or tasks have different seeds, or a seed twice, and when an arm and the baseline differ in what
+    makes a pair (`pairing.REASONS`); versions of code and packages are left to `spectral compare`.
+    """
     by_suite: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if glue_task(run) is not None:
@@ -105,6 +112,7 @@ def _suite(name: str, runs: list[Run]) -> Suite:
                 entries = [entry for entry in NINE if entry[0] == task and entry[1] in measured]
                 cells[label] |= {entry: _cell(members, entry[1]) for entry in entries}
     _check_seeds(name, seeds)
+    _check_pairs(name, runs)
     every = sorted({seed for arms in seeds.values() for found in arms.values() for seed in found})
     return Suite(name, cells, tuple(every))
 
@@ -133,6 +141,18 @@ def _check_seeds(name: str, seeds: dict[str, dict[str, list[int]]]) -> None:
             problems.append(f"{task}: the arms have different seeds ({shown}); train the missing ones")
     if problems:
         raise RecordError(problems_message(name, problems))
+
+
+def _check_pairs(name: str, runs: list[Run]) -> None:
+    problems = [
+        f"{excluded.run.experiment}, {excluded.run.arm}, seed {excluded.run.seed}: {'; '.join(excluded.reasons)}"
+        for pairing in pair_runs(runs, allow=_LEFT_TO_COMPARE)
+        for excluded in pairing.refused
+    ]
+    if problems:
+        raise RecordError(
+            problems_message(name, problems, advice="train these runs as the baseline was, or leave them out")
+        )
 
 
 def _percent(value: float | None) -> str:
