@@ -107,6 +107,14 @@ def test_status_of_an_unknown_study_names_the_known_ones(spectral: Spectral, slu
     assert "3 runs" in spectral("status", study().name)
 
 
+@pytest.mark.parametrize("content", ["[]", '{"runs": 5, "jobs": []}', '{"runs": {}, "jobs": 5}', "{"])
+def test_a_broken_study_file_is_named(content: str, spectral: Spectral, slurm: FakeSlurm):
+    spectral("submit", *SWEEP)
+    (study() / "study.json").write_text(content)
+    with pytest.raises(RecordError, match=r"cannot read .*study\.json.*move it away to submit the study anew"):
+        spectral("status", str(study()))
+
+
 def test_a_dry_run_prints_the_scripts_and_leaves_nothing(spectral: Spectral, slurm: FakeSlurm):
     printed = spectral("submit", *SWEEP, "--dry-run")
     assert not Path("runs").exists()

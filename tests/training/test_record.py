@@ -83,6 +83,13 @@ def test_a_folder_is_in_use_while_a_run_owns_it_and_a_look_keeps_no_run_out(tmp_
             assert folder.in_use()
 
 
+def test_a_record_that_is_no_object_is_named(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.result.write_text("[1]")
+    with pytest.raises(RecordError, match=r"result\.json: the record is a list, expected a JSON object; copy the file"):
+        folder.read_result()
+
+
 def test_the_hash_sees_names_shapes_types_and_values():
     base = [("w", torch.zeros(2, 3))]
     others = [

@@ -81,7 +81,7 @@ class StudyFolder:
                 )
                 for job in content["jobs"]
             ]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"cannot read {self.file}: {error}; move it away to submit the study anew") from error
 
     def write(self) -> None:

@@ -118,11 +118,14 @@ class RunFolder:
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json of a finished run, None while there is none."""
         try:
-            return dict(json.loads(self.result.read_text()))
+            found = json.loads(self.result.read_text())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise broken_record(self.result, f"cannot be read ({error})") from error
+        if not isinstance(found, dict):
+            raise broken_record(self.result, f"the record is a {type(found).__name__}, expected a JSON object")
+        return found
 
 
 class MetricsFile:
