@@ -53,16 +53,17 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert f"spectral {name}" in capsys.readouterr().out
 
 
-def test_importing_the_library_imports_torch_and_nothing_else(tmp_path: Path):
-    # Packages that torch itself brings do not count.
+def test_the_package_alone_imports_nothing_and_still_has_every_name(tmp_path: Path):
     script = (
-        "import sys, torch; before = {n.split('.')[0] for n in sys.modules};"
-        "import spectral_conditioning; after = {n.split('.')[0] for n in sys.modules};"
-        "new = {n for n in after - before if n not in sys.stdlib_module_names};"
-        "print(sorted(new))"
+        "import sys; before = set(sys.modules);"
+        "import spectral_conditioning as package;"
+        "new = {n.split('.')[0] for n in set(sys.modules) - before if n.split('.')[0] not in sys.stdlib_module_names};"
+        "print(sorted(new), all(name in dir(package) for name in package.__all__),"
+        "all(hasattr(package, name) for name in package.__all__), hasattr(package, 'nothing'),"
+        "package.conditioning.condition is package.condition)"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "['spectral_conditioning']"
+    assert ended.stdout.strip() == "['spectral_conditioning'] True True False True"
 
 
 def test_an_installed_wheel_finds_its_configuration(tmp_path: Path):

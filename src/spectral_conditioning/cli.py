@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
 from spectral_conditioning.errors import SpectralError, closest
+from spectral_conditioning.files import silence_stdout
 
 # Subcommands with an argument parser of their own: name → (module with add_arguments and run, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -113,8 +113,7 @@ def main() -> None:
         )
         sys.exit(1)
     except BrokenPipeError:
-        # The reader (head, less) has left; nothing is wrong, and flushing at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_stdout()  # the reader (head, less) has left; nothing is wrong
         sys.exit(0)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)

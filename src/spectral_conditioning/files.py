@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -62,3 +63,8 @@ def read_mapping(path: Path, *, holds: str) -> dict[Any, Any]:
         found = "is empty" if tree is None else f"holds {type(tree).__name__}"
         raise ConfigError(f"{path} {found}; it must map {holds}")
     return tree
+
+
+def silence_stdout() -> None:
+    """Send all further output nowhere: its reader (head, less) has left, and flushing at exit must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spectral_conditioning.results.curve_lines import curve_handle, curve_key, draw_curves
-from spectral_conditioning.results.curves import ArmCurve, mean_curve
+from spectral_conditioning.results.curves import MOST_LINES, ArmCurve, mean_curve
 from spectral_conditioning.results.figure_style import new_figure
 from spectral_conditioning.results.metric_log import Curve
 
@@ -68,6 +68,29 @@ def test_lines_get_no_dots(axis: Any) -> None:
     draw_curves(axis, [(arm([LINE, LINE], [LINE]), "red", "--")])
     assert marks(axis) == []
     assert [line.get_linestyle() for line in axis.lines] == ["--", ":", "--"]
+
+
+def test_many_seeds_are_a_band_from_the_lowest_to_the_highest(axis: Any) -> None:
+    seeds: list[Curve] = [[(1, float(seed)), (2, 2.0 * seed), (3, 0.5)] for seed in range(MOST_LINES + 1)]
+    many, few = arm([*seeds[:-1], seeds[-1][:2]], [LINE]), arm(seeds[:-1])
+    assert many.band == [(1, 0.0, MOST_LINES), (2, 0.0, 2.0 * MOST_LINES)]
+    assert few.band == []
+    draw_curves(axis, [(many, "red", "-")])
+    (band,) = axis.collections
+    assert band.get_paths()[0].get_extents().extents.tolist() == [1, 0, 2, 2 * MOST_LINES]
+    assert [line.get_linestyle() for line in axis.lines] == [":", "-"]  # the failed seed and the mean, no other line
+    assert curve_key([many]) == (
+        "\n(bold: mean over seeds; band: lowest to highest seed; dotted: diverged or at chance, in no mean)"
+    )
+    assert curve_key([many, few]).count("thin: each seed") == 1
+
+
+def test_seeds_without_common_steps_stay_lines(axis: Any) -> None:
+    seeds: list[Curve] = [[(seed, 1.0), (seed + 100, 2.0)] for seed in range(MOST_LINES + 1)]
+    assert arm(seeds).band == []
+    draw_curves(axis, [(arm(seeds), "red", "-")])
+    assert len(axis.lines) == 1  # all seeds, with gaps between them
+    assert not axis.collections
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,15 @@ def test_log_after_a_crash_and_a_resume(tmp_path: Path) -> None:
     )
     assert curve(read_metric_log(tmp_path), "val/accuracy") == [(1, 0.1), (3, 0.4)]
     assert read_metric_log(tmp_path / "none") == []
+
+
+def test_whole_log_is_read_as_one_and_a_line_of_two_values_is_none(tmp_path: Path) -> None:
+    whole = [{"step": 1, "split": "val", "loss": 0.5}, {"step": 2, "split": "val", "loss": 0.25}]
+    texts = list(map(json.dumps, whole))
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*texts, "[1]", '{"step": "3"}', ""]))
+    assert read_metric_log(tmp_path) == whole
+    (tmp_path / "metrics.jsonl").write_text(",".join(texts) + "\n" + texts[0])
+    assert read_metric_log(tmp_path) == whole[:1]
 
 
 def test_first_step_at_least_has_a_direction() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
+from spectral_conditioning.analysis.limits import SENSITIVITY_LIMIT
 from spectral_conditioning.results import lambda_curve, spectra_figures, sweep_figure, training_curves
 from spectral_conditioning.results.compare import compare
 from spectral_conditioning.results.curves import Logs

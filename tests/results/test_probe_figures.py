@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from spectral_conditioning.analysis.condition_number import JacobianCondition
+from spectral_conditioning.analysis.limits import SENSITIVITY_LIMIT
 from spectral_conditioning.analysis.probe_records import HeadProbe, LayerProbe, ProbePoint, ProbeReport
-from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT, LayerSaturation
+from spectral_conditioning.analysis.saturation import LayerSaturation
 from spectral_conditioning.analysis.spectra import ProjectionSpectrum
 from spectral_conditioning.results.figure_style import BASELINE_COLOUR
 from spectral_conditioning.results.probe_figures import plot_layers, plot_saturation, plot_spectra

@@ -20,13 +20,11 @@ from torch import Tensor, nn
 
 from spectral_conditioning.analysis.capture import AttentionInput, capture_inputs, spaced
 from spectral_conditioning.analysis.heads import CHANNEL_FAMILIES, normalises_queries, projection_bias
+from spectral_conditioning.analysis.limits import SENSITIVITY_LIMIT
 from spectral_conditioning.conditioning import Attention, Layout, find_attention
 
 # Softmax over channels, or queries and keys of unit norm: the scale of W_Q and W_K cancels.
 EXEMPT = (*CHANNEL_FAMILIES, "timm SwinV2")
-# ViT-Ti and ViT-B on a photograph: at λ = 1 the gradient of W_Q is that of the plain model (sensitivity 3.1e-3 at the
-# least), at λ = 1.5 a tenth to a thousandth of it (2.7e-3 at the most behind the first blocks), at λ = 2 1e-4 or less (1.5e-3).
-SENSITIVITY_LIMIT = 0.003
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spectral_conditioning.errors import RecordError, problems_message
+from spectral_conditioning.files import silence_stdout
 from spectral_conditioning.results.collect import Collection, Fault, collect
 from spectral_conditioning.results.curves import Logs
 from spectral_conditioning.results.pairing import REASONS, Excluded, Pairing, pair_runs
@@ -122,14 +123,17 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         comparison = compare(args.runs, allow=args.allow_unequal, experiments=args.experiments)
-    print_comparison(comparison)
     if not comparison.tables:
+        print_comparison(comparison)
         lines = [line for lines in comparison.left_out().values() for line in lines]
         raise RecordError(problems_message("no pair of baseline and conditioned run can be compared", lines[:20]))
-    if not args.table_only:
+    if args.table_only:
+        print_comparison(comparison)
+    else:
         from spectral_conditioning.results.report import write_outputs
 
-        written = write_outputs(comparison, args.out or default_out(args.runs))
+        out = args.out or default_out(args.runs)
+        written = write_outputs(comparison, out, meanwhile=lambda: _print_unless_unread(comparison))
         print(f"Written: {written.index} (with tables and figures beside it)")
         if written.removed:
             print(f"Removed, of an earlier comparison in that folder: {', '.join(written.removed)}")
@@ -138,8 +142,20 @@ def run(args: argparse.Namespace) -> int:
     return 1 if comparison.broken or comparison.refused else 0
 
 
+def _print_unless_unread(comparison: Comparison) -> None:
+    """Print the comparison; when the reader (head, less) has left, go on without: the files are still to be written."""
+    try:
+        print_comparison(comparison)
+    except BrokenPipeError:
+        silence_stdout()
+
+
 def print_comparison(comparison: Comparison) -> None:
-    """Print every table with its paragraph, then everything left out."""
+    """Print every table with its paragraph, then everything left out. Raises BrokenPipeError when the reader has left."""
+    print(_rendered(comparison), end="", flush=True)
+
+
+def _rendered(comparison: Comparison) -> str:
     from rich.console import Console
 
     from spectral_conditioning.results.describe import describe
@@ -148,17 +164,20 @@ def print_comparison(comparison: Comparison) -> None:
 
     # A file or pipe has no width of its own; rich would assume 80 and break every number.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for shown in arranged(comparison.tables, comparison.sweeps):
-        if isinstance(shown, Sweep):
-            print_sweep(shown, console)
-            continue
-        print_table(shown, console)
-        console.print(describe(shown, comparison.logs), markup=False)
-        console.print()
-    for heading, lines in comparison.left_out().items():
-        console.print(f"{heading} ({len(lines)})", style="bold")
-        for line in lines:
-            console.print(f"  {line}", markup=False)
+    # Not printed piece by piece: rich would end the process when the reader leaves.
+    with console.capture() as text:
+        for shown in arranged(comparison.tables, comparison.sweeps):
+            if isinstance(shown, Sweep):
+                print_sweep(shown, console)
+                continue
+            print_table(shown, console)
+            console.print(describe(shown, comparison.logs), markup=False)
+            console.print()
+        for heading, lines in comparison.left_out().items():
+            console.print(f"{heading} ({len(lines)})", style="bold")
+            for line in lines:
+                console.print(f"  {line}", markup=False)
+    return text.get()
 
 
 def default_out(runs: Sequence[str | Path]) -> Path:

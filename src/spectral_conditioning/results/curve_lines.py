@@ -15,15 +15,17 @@ Drawn = tuple[ArmCurve, Any, str]
 
 
 def draw_curves(axis: Any, arms: Sequence[Drawn]) -> None:
-    """Draw each arm: its mean bold, each seed thin, seeds that failed (and are in no mean) dotted.
+    """Draw each arm: its mean bold, each seed thin (many seeds: a band), seeds that failed (and are in no mean) dotted.
 
     A curve of one point is a dot, hollow where the run failed, beside a bar at the mean; several arms stand side by side.
     """
     for (curves, colour, line), aside in zip(arms, offsets(len(arms)), strict=True):
-        # One line with gaps: hundreds of seeds are drawn many times faster so.
+        if curves.band:
+            axis.fill_between(*zip(*curves.band, strict=True), color=colour, alpha=0.12, linewidth=0)
+        # One line with gaps is drawn faster than many.
         gap = (float("nan"), float("nan"))
         joined = [point for points in curves.learned if len(points) > 1 for point in (*points, gap)]
-        if joined:
+        if joined and not curves.band:
             axis.plot(*zip(*joined, strict=True), color=colour, linewidth=0.6, alpha=0.35, linestyle=line)
         for points in curves.failed:
             if len(points) > 1:
@@ -72,12 +74,15 @@ def curve_handle(colour: Any, label: str, line: Any = "-", curves: Iterable[ArmC
 def curve_key(curves: Iterable[ArmCurve]) -> str:
     """Say what the lines and dots of `draw_curves` mean, as far as they occur."""
     curves = list(curves)
+    bands = any(each.band for each in curves)
     lines = any(len(each.learned) - len(_dots(each.learned)) > 1 for each in curves)
+    thin = any(len(each.learned) - len(_dots(each.learned)) > 1 and not each.band for each in curves)
     dots = any(len(_dots(each.learned)) > 1 for each in curves)
     failed = [points for each in curves for points in each.failed]
     marks = (
         ({"bold": lines, "bar": dots}, "mean over seeds"),
-        ({"thin": lines, "dot": dots}, "each seed"),
+        ({"band": bands}, "lowest to highest seed"),
+        ({"thin": thin, "dot": dots}, "each seed"),
         (
             {"dotted": len(_dots(failed)) < len(failed), "hollow": bool(_dots(failed))},
             "diverged or at chance, in no mean",

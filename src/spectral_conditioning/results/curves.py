@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -14,6 +15,8 @@ from spectral_conditioning.results.summary import Arm, Table
 
 # A noisy curve with more points than this is drawn as means of equal stretches of steps.
 MOST_POINTS = 120
+# Lines of more seeds than this cannot be told apart: their range is drawn as a band.
+MOST_LINES = 10
 
 
 class Logs:
@@ -48,6 +51,17 @@ class ArmCurve:
     def empty(self) -> bool:
         return not (self.learned or self.failed)
 
+    @cached_property
+    def band(self) -> list[tuple[int, float, float]]:
+        """(step, lowest, highest) of more than `MOST_LINES` seeds that learned, at every step that all of them logged.
+
+        [] for fewer seeds, and for fewer than two such steps.
+        """
+        if len(self.learned) <= MOST_LINES:
+            return []
+        found = [(step, min(values), max(values)) for step, values in _shared(self.learned)]
+        return found if len(found) > 1 else []
+
 
 def curve_name(run: Run) -> str:
     """The logged metric to follow: the primary one; a metric of the test split is followed on validation."""
@@ -68,11 +82,14 @@ def arm_curve(arm: Arm, name: str, logs: Logs, *, shown: Callable[[float], float
 
 def mean_curve(seeds: Sequence[Curve]) -> Curve:
     """Return the mean over seeds at every step that all of them logged."""
-    if not seeds:
-        return []
+    return [(step, float(np.mean(values))) for step, values in _shared(seeds)]
+
+
+def _shared(seeds: Sequence[Curve]) -> list[tuple[int, list[float]]]:
+    """Return (step, the value of each seed) for every step that all seeds logged."""
     values = [dict(points) for points in seeds]
-    shared = sorted(set(values[0]).intersection(*values[1:]))
-    return [(step, float(np.mean([each[step] for each in values]))) for step in shared]
+    steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
+    return [(step, [each[step] for each in values]) for step in steps]
 
 
 def thin(points: Curve) -> Curve:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spectral_conditioning.analysis.limits import SENSITIVITY_LIMIT
 from spectral_conditioning.analysis.probe_records import LayerProbe, ProbePoint, ProbeReport
-from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
 from spectral_conditioning.results.curve_lines import curve_handle
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,

@@ -75,8 +75,10 @@ figcaption { color: var(--soft); font-size: .88rem; }
 """.strip()
 
 
-def write_outputs(comparison: Comparison, out: Path) -> Written:
+def write_outputs(comparison: Comparison, out: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Written:
     """Write every file of the comparison below `out`; remove what an earlier comparison wrote there and this one did not.
+
+    `meanwhile` is called once, while the figures are drawn.
 
     compare.csv, compare_arms.csv, compare.md, compare.tex, index.html, and for each table <experiment>-lambda.png,
     -training.png and -spectra.png (the last when spectra were logged), with the setting in the name where an experiment has
@@ -85,6 +87,10 @@ def write_outputs(comparison: Comparison, out: Path) -> Written:
     """
     try:
         with OutputFolder(out, "the comparison") as folder:
+            named = _named(arranged(comparison.tables, comparison.sweeps))
+            drawn = _draw_all(named, out, comparison.logs, meanwhile)
+            for path, _ in (picture for pictures in drawn for picture in pictures):
+                folder.add(path)
             left_out = comparison.left_out()
             folder.write("compare.csv", runs_csv(comparison.tables, comparison.pairings, comparison.faults))
             folder.write("compare_arms.csv", arms_csv(comparison.tables))
@@ -92,10 +98,6 @@ def write_outputs(comparison: Comparison, out: Path) -> Written:
             folder.write("compare.tex", latex(comparison.tables, comparison.sweeps, left_out))
             if comparison.sweeps:
                 folder.write("compare_sweep.csv", sweep_csv(comparison.sweeps))
-            named = _named(arranged(comparison.tables, comparison.sweeps))
-            drawn = _draw_all(named, out, comparison)
-            for path, _ in (picture for pictures in drawn for picture in pictures):
-                folder.add(path)
             sections = [_section(each, pictures, comparison) for (each, _), pictures in zip(named, drawn, strict=True)]
             index = folder.write("index.html", _page(comparison, sections))
     except OSError as error:
@@ -122,39 +124,65 @@ def _named(shown: list[Table | Sweep]) -> list[tuple[Table | Sweep, str]]:
     return named
 
 
-def _draw_all(named: list[tuple[Table | Sweep, str]], out: Path, comparison: Comparison) -> list[Pictures]:
-    """Draw every table's figures, several tables at once where a fork can hand the records on without copying them."""
-    drawing = [(each, name, out, comparison) for each, name in named]
+@dataclass(frozen=True)
+class _Job:
+    """Figures of one kind for one table (or a sweep's only ones), to be written to `path` and names derived from it."""
+
+    shown: Table | Sweep
+    path: Path
+    caption: str
+    draw: Callable[[Table, Path, Logs], list[Path]] | None = None
+
+    def run(self, logs: Logs) -> Pictures:
+        if isinstance(self.shown, Sweep):
+            return [(path, self.caption) for path in plot_sweep(self.shown, self.path)]
+        assert self.draw is not None
+        return [(path, self.caption) for path in self.draw(self.shown, self.path, logs)]
+
+
+def _jobs(shown: Table | Sweep, name: str, out: Path) -> list[_Job]:
+    if isinstance(shown, Sweep):
+        return [_Job(shown, out / f"{name}-sweep.png", f"Final value over {shown.key}. Every dot is one seed.")]
+    return [_Job(shown, out / f"{name}-{kind}.png", caption, draw) for kind, caption, draw in _FIGURES]
+
+
+def _draw_all(
+    named: list[tuple[Table | Sweep, str]], out: Path, logs: Logs, meanwhile: Callable[[], None]
+) -> list[Pictures]:
+    """Draw the figures of every table and run `meanwhile`; return them table by table.
+
+    Several are drawn at once where a fork can hand the records on without copying them.
+    """
+    jobs = [_jobs(each, name, out) for each, name in named]
+    # The last of a table's figures takes longest: all of those first.
+    order = [job for place in reversed(range(len(_FIGURES))) for each in jobs for job in each[place : place + 1]]
     alone = sys.platform == "linux" and threading.active_count() == 1
-    workers = min(len(named), len(os.sched_getaffinity(0)) if alone else 1)
+    workers = min(len(order), len(os.sched_getaffinity(0)) if alone else 1)
     if workers < 2:
-        return [_draw(*arguments) for arguments in drawing]
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=fork, initializer=_inherit, initargs=(drawing,)) as pool:
-        return list(pool.map(_draw_inherited, range(len(drawing))))
+        meanwhile()
+        done = [job.run(logs) for job in order]
+    else:
+        sys.stdout.flush()
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(workers, mp_context=fork, initializer=_inherit, initargs=(order, logs)) as pool:
+            drawn = pool.map(_draw_inherited, range(len(order)))
+            meanwhile()
+            done = list(drawn)
+    pictures = dict(zip(map(id, order), done, strict=True))
+    return [[picture for job in each for picture in pictures[id(job)]] for each in jobs]
 
 
 # What a forked worker was born with.
-_inherited: list[tuple[Table | Sweep, str, Path, Comparison]] = []
+_inherited: list[tuple[list[_Job], Logs]] = []
 
 
-def _inherit(drawing: list[tuple[Table | Sweep, str, Path, Comparison]]) -> None:
-    _inherited[:] = drawing
+def _inherit(jobs: list[_Job], logs: Logs) -> None:
+    _inherited[:] = [(jobs, logs)]
 
 
 def _draw_inherited(index: int) -> Pictures:
-    return _draw(*_inherited[index])
-
-
-def _draw(shown: Table | Sweep, name: str, out: Path, comparison: Comparison) -> Pictures:
-    if isinstance(shown, Sweep):
-        caption = f"Final value over {shown.key}. Every dot is one seed."
-        return [(path, caption) for path in plot_sweep(shown, out / f"{name}-sweep.png")]
-    return [
-        (path, caption)
-        for kind, caption, draw in _FIGURES
-        for path in draw(shown, out / f"{name}-{kind}.png", comparison.logs)
-    ]
+    jobs, logs = _inherited[0]
+    return jobs[index].run(logs)
 
 
 def _page(comparison: Comparison, sections: list[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spectral_conditioning.analysis.saturation import SENSITIVITY_LIMIT
+from spectral_conditioning.analysis.limits import SENSITIVITY_LIMIT
 from spectral_conditioning.results.curve_lines import Drawn, curve_handle, curve_key, draw_curves
 from spectral_conditioning.results.curves import ArmCurve, Logs, arm_curve
 from spectral_conditioning.results.figure_style import (
