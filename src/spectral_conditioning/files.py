@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,14 +43,33 @@ def write_atomically(path: Path, content: bytes, *, error: type[SpectralError] =
         file.write(content)
 
 
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML's safe loader, which takes the last of two equal keys without a word, made to refuse them as YAML 1.2 asks."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if isinstance(key, Hashable):
+                if key in lines:
+                    raise yaml.YAMLError(
+                        f"key {key!r} in line {line} is there already, in line {lines[key]}; keep one of the two"
+                    )
+                lines[key] = line
+        return dict(super().construct_mapping(node, deep))
+
+
 def read_mapping(path: Path, *, holds: str) -> dict[Any, Any]:
     """Read a YAML file that maps names to values.
 
     holds: what such a file has to map, for the message. Raises ConfigError for a file that cannot be read, is no text in
-    UTF-8, no YAML, empty, or holds anything else. A file that does not exist is the caller's to explain (FileNotFoundError).
+    UTF-8, no YAML, empty, names a key twice, or holds anything else. A file that does not exist is the caller's to explain
+    (FileNotFoundError).
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -58,7 +77,7 @@ def read_mapping(path: Path, *, holds: str) -> dict[Any, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8 ({error}); save it as UTF-8") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         found = "is empty" if tree is None else f"holds {type(tree).__name__}"
         raise ConfigError(f"{path} {found}; it must map {holds}")

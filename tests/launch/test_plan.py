@@ -6,7 +6,8 @@ import pytest
 
 from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.status import Kind, State
-from spectral_conditioning.launch.study import Element, Stage, config_name
+from spectral_conditioning.launch.study import Element, config_name
+from spectral_conditioning.launch.study_file import Stage
 from spectral_conditioning.training.compose import compose_run
 from spectral_conditioning.training.schema import RunConfig
 

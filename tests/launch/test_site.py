@@ -10,7 +10,7 @@ from spectral_conditioning.launch.site import Site, find_site, read_site, templa
 
 def site(text: str, **changes: object) -> Site:
     Path("mine.yaml").write_text(text)
-    return read_site("mine.yaml", [changes])
+    return read_site("mine.yaml", {"the study": changes})
 
 
 def test_the_example_is_complete_and_valid():

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from spectral_conditioning.errors import ConfigError
-from spectral_conditioning.launch.study import Element, config_name, expand, labels, read_study, replace, split_words
+from spectral_conditioning.launch.study import Element, config_name, expand, labels, replace
+from spectral_conditioning.launch.study_file import read_study, split_words
 from spectral_conditioning.training.compose import config_directory
 from spectral_conditioning.training.identity import run_folder
 
@@ -91,9 +92,28 @@ def test_a_later_stage_follows_each_run_with_its_arm_seed_and_folder(write: Writ
     [
         ("experiment: [imagenet/small]", ["unknown key 'experiment'", "closest 'experiments'"]),
         ("experiments: imagenet/small", ["experiments is 'imagenet/small'", "list"]),
-        ("arms: [conditioning=none]", ["each arm must be a list"]),
+        ("arms: [conditioning=none]", ["arms holds 'conditioning=none'", "each arm must be a list"]),
+        ("arms: [[conditioning=none], []]", ["arms holds []", "[conditioning=none]"]),
+        ("arms: []", ["arms is empty", "leave it out"]),
+        ("seeds:", ["seeds is empty", "leave it out"]),
+        ("experiments: []", ["experiments is empty"]),
+        ("experiment: x", ["closest 'experiments'"]),
+        ("zzzz: 1", ["allowed: experiments", "stages"]),
+        ("seeds: [1]\nseeds: [2]", ["key 'seeds' in line 2", "in line 1", "keep one"]),
+        ("arms: [[seed=1, 'x={seed: 1, seed: 2}']]\nseeds: [2]", ["seeds lists 2 and 'seed=1' sets it again"]),
+        ("experiments: [a]\noverrides: [experiment=b]", ["experiments lists 'a' and 'experiment=b' sets it again"]),
+        ("overrides: [hydra.run.dir=x]", ["'hydra.run.dir=x' has no effect", "paths.runs"]),
+        ("arms: [[hydra/launcher=submitit_slurm]]", ["'hydra/launcher=submitit_slurm' has no effect", "resources"]),
+        ("stages: [a]", ["stages is ['a']", "map a name to each stage"]),
+        ("stages: {}", ["stages is {}"]),
+        ("stages: {../x: {}}", ["stage '../x'", "name becomes that of files"]),
+        (
+            "stages: {a: {}, b: {after: a, overrides: ['init.weights={zz}/x']}}",
+            ["stage 'zz'", "{a}, the stage it follows"],
+        ),
+        ("overrides: ['init.weights={zz}/x']", ["stage 'zz'", "allowed here: none"]),
         ("- a", ["holds list"]),
-        ("seeds: [0", ["is not YAML"]),
+        ("seeds: [0", ["is no valid YAML"]),
         ("", ["is empty", "must map experiments, arms"]),
         ("seeds: [a, 1]", ["seeds holds 'a'", "whole number"]),
         ("seeds: [1.5]", ["seeds holds 1.5"]),
@@ -109,6 +129,22 @@ def test_a_bad_study_names_thing_and_fix(text: str, parts: list[str], write: Wri
         read_study(write(text), [])
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_braces_of_lists_mappings_and_interpolations_name_no_stage(write: Write):
+    items = ["'budget={steps: 3, epochs: null, tokens: null}'", "'logger.tags=[a]'", "'name=x/${seed}'"]
+    (element,) = expand(read_study(write(SMALL + f"overrides: [{', '.join(items)}]"), []), [])
+    assert (element.configs[0].budget.steps, element.configs[0].name) == (3, "x/0")
+
+
+def test_what_is_wrong_with_a_run_says_where_it_was_asked_for(write: Write):
+    folder = write("stages: {a: {experiments: [imagenet/small], overrides: [optim.lrr=1]}}")
+    with pytest.raises(ConfigError, match=r"study\.yaml, stage 'a': overrides: unknown key 'optim.lrr'"):
+        expand(read_study(folder, []), [])
+    with pytest.raises(ConfigError, match=r"^overrides: unknown key 'optim.lrr'"):
+        expand(read_study(None, ["optim.lrr=1"]), ["optim.lrr=1"])
+    with pytest.raises(ConfigError, match=r"^overrides: 'hydra.run.dir=x' has no effect"):
+        read_study(None, ["hydra.run.dir=x"])
 
 
 def test_a_study_in_another_encoding_is_named(write: Write):

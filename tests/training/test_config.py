@@ -43,6 +43,11 @@ def refused(*overrides: str) -> str:
         ("seed=one", ["seed is 'one'", "whole number"]),
         ("optim.schedule=cosin", ["optim.schedule is 'cosin'", "closest 'cosine'"]),
         ("trainer.precision=fp8", ["trainer.precision is 'fp8'", "bf16-mixed"]),
+        ("optim.lr=inf", ["optim.lr is inf", "finite number above 0"]),
+        ("optim.weight_decay=nan", ["optim.weight_decay is nan", "finite"]),
+        ("optim.clip_norm=inf", ["optim.clip_norm is inf", "null for no clipping"]),
+        ("~optim.lr", ["~optim.lr deletes a value", "set optim.lr=…"]),
+        ("~logger", ["~logger deletes a value"]),
         ("budget.epochs=nan", ["budget.epochs is nan", "finite"]),
         ("data.path=flowers.zip", ["data.path is 'flowers.zip'", "experiment=imagenet/flowers"]),
         ("optim.report=ema", ["optim.ema_decay is null"]),
@@ -82,7 +87,8 @@ def test_the_other_arms_settings_leave_the_baseline_of_a_sweep_the_baseline():
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"a: [1", "is not YAML"),
+        (b"a: [1", "is no valid YAML"),
+        (b"seed: 1\nseed: 2", "is no valid YAML: key 'seed' in line 2 is there already"),
         (b"- a", "holds list; it must map the settings of a run"),
         (b"", "is empty"),
         (b"name: gr\xf6\xdfe", "is no text in UTF-8"),

@@ -1,5 +1,6 @@
 """A run that is asked to stop saves at the next step's end, says so with status 75, and ends as an unbroken one later."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -54,6 +55,8 @@ def test_a_stopped_run_saves_where_it_is_and_goes_on_exactly(
     assert stopped.value.code == 75
     assert "stopped at step 3" in stopped.value.message
     assert [path.name for path in tmp_path.glob("runs/**/step-*.ckpt")] == ["step-3.ckpt"]
+    (beat,) = tmp_path.glob("runs/**/progress.json")
+    assert json.loads(beat.read_text())["step"] == 3  # where it stopped, not where it was seconds before
     assert [signal.getsignal(item) for item in STOP_SIGNALS] == handlers
     assert received() is None
     assert metrics(train(*overrides)) == metrics(unbroken)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from spectral_conditioning.launch.scripts import Shape, index_ranges
 from spectral_conditioning.launch.status import IN_QUEUE, RECORDED, State
-from spectral_conditioning.launch.study import Element, Stage, config_name
+from spectral_conditioning.launch.study import Element, config_name
+from spectral_conditioning.launch.study_file import Stage
 
 
 @dataclasses.dataclass(eq=False)

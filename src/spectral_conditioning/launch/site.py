@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +86,29 @@ def find_site(name: str) -> Path:
     )
 
 
-def read_site(name: str, changes: Sequence[Mapping[str, Any]] = ()) -> Site:
-    """Read a site by name or path and lay `changes` over it; raises ConfigError that lists everything wrong."""
+def read_site(name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Site:
+    """Read a site by name or path and lay `changes`, {where from: values}, over it.
+
+    Raises ConfigError that lists everything wrong and where it comes from.
+    """
     path = find_site(name)
     values = read_mapping(path, holds="names to values")
-    for change in changes:
+    source = dict.fromkeys(values, "")
+    for where, change in (changes or {}).items():
         values |= change
+        source |= dict.fromkeys(change, f" ({where})")
     fields = {field.name: field for field in dataclasses.fields(Site)}
     problems = []
     for key in [key for key in values if key not in fields]:
         near = closest(str(key), fields)
-        problems.append(f"unknown key {key!r}" + (f"; closest {near!r}" if near else f"; allowed: {', '.join(fields)}"))
+        hint = f"; closest {near!r}" if near else f"; allowed: {', '.join(fields)}"
+        problems.append(f"unknown key {key!r}{source[key]}{hint}")
         del values[key]
     values = {key: _texts(value) for key, value in values.items()}
     site = Site(**values)
-    problems += [problem for key in values if (problem := _type_problem(key, str(fields[key].type), values[key]))]
+    for key, value in values.items():
+        problem = _type_problem(key, str(fields[key].type), value)
+        problems += [f"{problem}{source[key]}"] if problem else []
     problems = problems or _value_problems(site)
     if problems:
         raise ConfigError(problems_message(f"site {path}", problems))
@@ -112,7 +120,12 @@ def value_from_text(key: str, text: str) -> Any:
     types = {field.name: str(field.type) for field in dataclasses.fields(Site)}
     if types.get(key, "").startswith("str"):
         return None if text == "null" else text
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"site.{key}={text}: the value is no valid YAML; a list is written [a, b], a mapping {{a: b}}"
+        ) from error
 
 
 def _texts(value: Any) -> Any:

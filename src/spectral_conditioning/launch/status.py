@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from spectral_conditioning.errors import RecordError
 from spectral_conditioning.launch import slurm
-from spectral_conditioning.launch.study import FILE, read_study, split_words
+from spectral_conditioning.launch.study_file import FILE, read_study, split_words
 from spectral_conditioning.launch.submission import STUDIES, Job, Run, StudyFolder
 from spectral_conditioning.training.record import RunFolder
 from spectral_conditioning.training.storage import error_file
@@ -97,7 +97,9 @@ def study_folder(words: list[str]) -> StudyFolder:
 def summary(states: dict[str, State]) -> str:
     """Count the runs in each state: `2 running, 3 done`."""
     counted = collections.Counter(state.kind for state in states.values())
-    return f"{len(states)} runs: " + ", ".join(f"{counted[kind]} {kind}" for kind in KINDS if counted[kind])
+    return f"{len(states)} run{'s' if len(states) != 1 else ''}: " + ", ".join(
+        f"{counted[kind]} {kind}" for kind in KINDS if counted[kind]
+    )
 
 
 def all_states(study: StudyFolder) -> dict[str, State]:

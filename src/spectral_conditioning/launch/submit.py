@@ -21,7 +21,8 @@ from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.scripts import array_script, train_script
 from spectral_conditioning.launch.site import Site, read_site, value_from_text
 from spectral_conditioning.launch.status import State, all_states, failures, summary
-from spectral_conditioning.launch.study import config_name, expand, read_study, split_words
+from spectral_conditioning.launch.study import config_name, expand
+from spectral_conditioning.launch.study_file import read_study, split_words
 from spectral_conditioning.launch.submission import Job, StudyFolder
 from spectral_conditioning.training.record import source_digest
 
@@ -106,7 +107,16 @@ def run(args: argparse.Namespace) -> int:
     source, words = split_words(args.words)
     overrides, site_name, site_values = split_site(words)
     study = read_study(source, overrides)
-    sites = {stage.name: read_site(site_name, [stage.resources, site_values]) for stage in study.stages}
+    if not site_name:
+        raise ConfigError(
+            "no site given; add site=NAME (slurm/sites/example.yaml explains what a site is), or train here with --local N"
+        )
+    sites = {
+        stage.name: read_site(
+            site_name, {f"resources of {stage.where}": stage.resources, "from the command line": site_values}
+        )
+        for stage in study.stages
+    }
     elements = expand(study, overrides)
     if not elements:
         raise ConfigError(f"study {study.name!r} has no runs")
@@ -169,7 +179,7 @@ def run_locally(args: argparse.Namespace) -> int:
 
 
 def split_site(words: Sequence[str]) -> tuple[list[str], str, dict[str, Any]]:
-    """Split a command's words into overrides of runs, the name of the site, and single values of the site."""
+    """Split a command's words into overrides of runs, the name of the site ("" without one), and single values of it."""
     overrides, name, values = [], "", {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -181,10 +191,6 @@ def split_site(words: Sequence[str]) -> tuple[list[str], str, dict[str, Any]]:
             values[key.removeprefix("site.")] = value_from_text(key.removeprefix("site."), value)
         else:
             overrides.append(word)
-    if not name:
-        raise ConfigError(
-            "no site given; add site=NAME (slurm/sites/example.yaml explains what a site is), or train here with --local N"
-        )
     return overrides, name, values
 
 

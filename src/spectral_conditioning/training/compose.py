@@ -47,7 +47,17 @@ def compose_tree(overrides: Sequence[str], *, directory: Path | None = None) -> 
 
 
 def compose_run(overrides: Sequence[str], *, directory: Path | None = None) -> RunConfig:
-    """Compose and check the configuration of one run."""
+    """Compose and check the configuration of one run.
+
+    Raises ConfigError as `compose_tree` and `typed` do, and for an override that deletes: what it leaves is a default that
+    no file shows.
+    """
+    if deletions := [item for item in parse_overrides(overrides) if item.is_delete()]:
+        problems = [
+            f"{item.input_line} deletes a value; set {item.key_or_group}=… instead (null where nothing is wanted)"
+            for item in deletions
+        ]
+        raise ConfigError(problems_message("overrides", problems))
     return typed(compose_tree(overrides, directory=directory))
 
 
@@ -59,7 +69,7 @@ def _explain(overrides: list[str], error: Exception) -> str:
         problems = [
             f"{line} holds several values; add -m for a sweep, or give one (a list is [a,b])" for line in sweeps
         ]
-        return problems_message("command line", problems)
+        return problems_message("overrides", problems)
     groups = [item for item in parsed if _is_group(loader, item)]
     problems = _choice_problems(loader, groups)
     if not problems:
@@ -78,7 +88,7 @@ def _explain(overrides: list[str], error: Exception) -> str:
                 continue
             near = closest(key, [*known, *_group_names(loader)])
             problems.append(f"unknown key {key!r}" + (f"; closest {near!r}" if near else "; see spectral train --help"))
-    return problems_message("command line", problems or [" ".join(str(error).split())])
+    return problems_message("overrides", problems or [" ".join(str(error).split())])
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -96,7 +106,7 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
                 f"{word!r} cannot be read ({reason}); quote a value with spaces, commas or brackets twice: 'key=\"a (b)\"'"
             )
     if problems:
-        raise ConfigError(problems_message("command line", problems))
+        raise ConfigError(problems_message("overrides", problems))
     return parsed
 
 
@@ -142,11 +152,11 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     parsed = parse_overrides(overrides)
     for item in parsed:
         if item.is_sweep_override() and item.is_delete():
-            raise ConfigError(f"command line: a deletion cannot be swept: {item.input_line}")
+            raise ConfigError(f"overrides: a deletion cannot be swept: {item.input_line}")
     try:
         return [job for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None) for job in batch]
     except HydraException as error:
-        raise ConfigError(f"command line: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"overrides: {' '.join(str(error).split())}") from error
 
 
 def check_launcher(jobs: Sequence[Sequence[str]], *, directory: Path | None = None) -> None:

@@ -222,17 +222,17 @@ def value_problems(config: RunConfig) -> list[str]:
 def _optim_problems(optim: OptimConfig) -> list[str]:
     problems = []
     for key in ("lr", "eps"):
-        if not getattr(optim, key) > 0:
-            problems.append(f"optim.{key} is {getattr(optim, key)}; it must be above 0")
+        if not 0 < getattr(optim, key) < math.inf:
+            problems.append(f"optim.{key} is {getattr(optim, key)}; it must be a finite number above 0")
     for key in ("weight_decay", "warmup_epochs", "warmup_lr", "min_lr"):
-        if not getattr(optim, key) >= 0:
-            problems.append(f"optim.{key} is {getattr(optim, key)}; it must be 0 or more")
+        if not 0 <= getattr(optim, key) < math.inf:
+            problems.append(f"optim.{key} is {getattr(optim, key)}; it must be a finite number, 0 or more")
     if not all(0 <= beta < 1 for beta in optim.betas):
         problems.append(f"optim.betas is {tuple(optim.betas)}; both must lie in [0, 1)")
     for key in ("clip_norm", "clip_value"):
         value = getattr(optim, key)
-        if value is not None and not value > 0:
-            problems.append(f"optim.{key} is {value}; it must be above 0, or null for no clipping")
+        if value is not None and not 0 < value < math.inf:
+            problems.append(f"optim.{key} is {value}; it must be a finite number above 0, or null for no clipping")
     if optim.clip_norm is not None and optim.clip_value is not None:
         problems.append("optim.clip_norm and optim.clip_value are both set; set one of them to null")
     if optim.ema_decay is not None and not 0 <= optim.ema_decay < 1:

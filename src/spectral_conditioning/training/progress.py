@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
+from spectral_conditioning.errors import SpectralError
 from spectral_conditioning.training.callbacks import Record, optimizer_stepped
 from spectral_conditioning.training.record import write_json
 
@@ -72,7 +74,8 @@ class Progress(Callback):
 class Heartbeat(Callback):
     """Keep progress.json beside the record while a run lasts, for `spectral status`: step, loss, and since when.
 
-    Written at most every five seconds. It holds times, which a repeat of the run does not give again: no part of the record.
+    Written at most every five seconds, and when the run ends or is stopped. It holds times, which a repeat of the run does
+    not give again: no part of the record.
     """
 
     def __init__(self, path: Path, record: Record) -> None:
@@ -85,10 +88,21 @@ class Heartbeat(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        now = time.monotonic()
-        if not trainer.is_global_zero or (self._written and now - self._written < HEARTBEAT_SECONDS):
+        if not self._written or time.monotonic() - self._written >= HEARTBEAT_SECONDS:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # A fault of the disk is what ended the run, perhaps, and must not be hidden by a second one.
+        with contextlib.suppress(SpectralError, OSError):
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero or not self._started:
             return
-        self._written = now
+        self._written = time.monotonic()
         write_json(
             self.path,
             {
