@@ -156,6 +156,7 @@ def test_log_after_a_crash_and_a_resume(tmp_path: Path) -> None:
         '{"step": 4, "split": "v'
     )
     assert curve(read_metric_log(tmp_path), "val/accuracy") == [(1, 0.1), (3, 0.4)]
+    assert read_metric_log(tmp_path).damaged == 0  # only its end was cut off
     assert read_metric_log(tmp_path / "none") == []
 
 
@@ -164,6 +165,7 @@ def test_whole_log_is_read_as_one_and_a_line_of_two_values_is_none(tmp_path: Pat
     texts = list(map(json.dumps, whole))
     (tmp_path / "metrics.jsonl").write_text("\n".join([*texts, "[1]", '{"step": "3"}', ""]))
     assert read_metric_log(tmp_path) == whole
+    assert read_metric_log(tmp_path).damaged == 2  # the last line is empty, not damaged
     (tmp_path / "metrics.jsonl").write_text(",".join(texts) + "\n" + texts[0])
     assert read_metric_log(tmp_path) == whole[:1]
 

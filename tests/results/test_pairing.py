@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spectral_conditioning.errors import RecordError
-from spectral_conditioning.results.pairing import REASONS, Pairing, config_differences, pair_runs
+from spectral_conditioning.results.pairing import REASONS, Pairing, config_differences, flat_config, pair_runs
 from spectral_conditioning.results.records import Run, run_from_record
 from spectral_conditioning.results.summary import build_tables
 
@@ -208,3 +208,15 @@ def test_config_differences_ignore_what_arms_may_vary() -> None:
     a = {"seed": 0, "conditioning": {"lam": 0}, "paths": {"runs": "a"}, "optim": {"lr": 1}, "same": 5}
     b = {"seed": 1, "conditioning": {"lam": 10}, "paths": {"runs": "b"}, "optim": {"lr": 2, "warmup": 3}, "same": 5}
     assert config_differences(a, b) == ["optim.lr 1 | 2", "optim.warmup None | 3"]
+
+
+def test_where_and_how_closely_a_run_was_watched_is_no_difference() -> None:
+    """What stays out of a run's identity, and so out of its folder, cannot tell configurations apart either."""
+    a = {"evaluate": {"spectra": 8, "every_steps": 1}, "trainer": {"devices": 1, "precision": "32-true"}, "data": {}}
+    b = {
+        "evaluate": {"spectra": 0, "every_steps": 2},
+        "trainer": {"devices": 4, "precision": "64-true"},
+        "data": {"workers": 3},
+    }
+    assert config_differences(a, b) == ["evaluate.every_steps 1 | 2", "trainer.precision 32-true | 64-true"]
+    assert set(flat_config(b)) == {"evaluate.every_steps", "trainer.precision"}

@@ -141,6 +141,21 @@ def test_what_was_left_out_is_in_every_file_with_its_reason(runs: Path, write: W
 
 
 @pytest.mark.usefixtures("pair")
+def test_damaged_log_is_named_in_every_file(
+    runs: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(0.91, seed=3, lam=10.0) / "metrics.jsonl"
+    write(0.9, seed=3)
+    log.write_text('[1]\n{"step": 1, "split": "val", "accuracy": 0.5}\n}\n{"step": 2, "spl')
+    assert run(runs, "--out", tmp_path / "out") == 0
+    expected = f"{log.parent.relative_to(tmp_path)}: 2 lines of metrics.jsonl cannot be read and are in no curve"
+    page = Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8")).text
+    for text in (capsys.readouterr().out, page, (tmp_path / "out" / "compare.md").read_text(encoding="utf-8")):
+        assert "Damaged logs (1)" in text
+        assert expected in " ".join(text.split())
+
+
+@pytest.mark.usefixtures("pair")
 def test_another_comparison_in_one_folder_leaves_no_picture_of_the_first(
     runs: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,12 +48,17 @@ class Comparison:
         return {"broken": self.broken, "unfinished": self.unfinished}
 
     def left_out(self) -> dict[str, list[str]]:
-        """Return {heading: lines} of everything that entered no table."""
+        """Return {heading: lines} of everything that entered no table and, once the logs were read, no curve."""
         found = {
             "Refused pairs": [f"{_name(each)}: {'; '.join(each.reasons)}" for each in self.refused],
             "Unpaired runs": [f"{_name(each)}: {'; '.join(each.reasons)}" for each in self.unpaired],
             "Broken records": [f"{shown_source(fault.source)}: {fault.reason}" for fault in self.broken],
             "Unfinished runs": [f"{shown_source(fault.source)}: {fault.reason}" for fault in self.unfinished],
+            "Damaged logs": [
+                f"{shown_source(source)}: {count} line{'s' if count != 1 else ''} of metrics.jsonl cannot be read and "
+                f"{'are' if count != 1 else 'is'} in no curve"
+                for source, count in self.logs.damaged.items()
+            ],
         }
         return {heading: lines for heading, lines in found.items() if lines}
 

@@ -24,10 +24,13 @@ class Logs:
 
     def __init__(self) -> None:
         self._lines: dict[int, LogLines] = {}
+        self.damaged: dict[str, int] = {}  # {where a run comes from: lines of its log that cannot be read}
 
     def __call__(self, run: Run) -> LogLines:
         if id(run) not in self._lines:
-            self._lines[id(run)] = run.read_log()
+            self._lines[id(run)] = lines = run.read_log()
+            if count := getattr(lines, "damaged", 0):
+                self.damaged[run.source] = count
         return self._lines[id(run)]
 
 

@@ -16,13 +16,22 @@ FILE = "metrics.jsonl"
 Curve = list[tuple[int, float]]
 
 
-def read_metric_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of `folder`/metrics.jsonl as dictionaries, [] when there is none."""
+class MetricLog(list[dict[str, Any]]):
+    """The lines of a log, as dictionaries. damaged: how many lines are none; the end that a crash cut off does not count."""
+
+    damaged: int = 0
+
+
+def read_metric_log(folder: Path) -> MetricLog:
+    """Read `folder`/metrics.jsonl; an empty log when there is none."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
-    return [line for line in _parsed(text) if isinstance(line, dict) and isinstance(line.get("step"), int)]
+        return MetricLog()
+    found = MetricLog(line for line in _parsed(text) if isinstance(line, dict) and isinstance(line.get("step"), int))
+    whole = len(text.splitlines()) - (bool(text) and not text.endswith("\n"))
+    found.damaged = max(0, whole - len(found))
+    return found
 
 
 def _parsed(text: str) -> list[Any]:

@@ -15,8 +15,9 @@ from typing import Any
 from spectral_conditioning.errors import RecordError, closest
 from spectral_conditioning.results.arms import arm_key, arm_order
 from spectral_conditioning.results.records import Run, shown_source
+from spectral_conditioning.training.machine_keys import MACHINE_KEYS
 
-_MAY_VARY = ("conditioning", "seed", "paths", "logger")
+_MAY_VARY = frozenset(["conditioning", "seed"])
 _NOT_RECORDED = ": not recorded, so equality cannot be checked"
 
 
@@ -267,8 +268,12 @@ def _warnings(pairing: Pairing) -> list[str]:
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {dotted name: value} of a resolved configuration without what the arms of a pair may vary."""
-    return {name: value for name, value in _flat(config) if name.split(".")[0] not in _MAY_VARY}
+    """Return {dotted name: value} of a resolved configuration without what the arms of a pair may vary.
+
+    Nor does it hold `MACHINE_KEYS`: a run made elsewhere, or with fewer spectra logged, computed the same.
+    """
+    ignored = {*_MAY_VARY, *MACHINE_KEYS}
+    return {name: value for name, value in _flat(config) if name not in ignored and name.split(".")[0] not in ignored}
 
 
 def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -12,14 +12,8 @@ from typing import Any
 
 from spectral_conditioning.conditioning import Conditioning
 from spectral_conditioning.errors import ConfigError
+from spectral_conditioning.training.machine_keys import MACHINE_KEYS
 from spectral_conditioning.training.schema import RunConfig
-
-# Values that change where or how fast a run goes but not what it computes; they stay out of the run's identity.
-MACHINE_KEYS = frozenset(
-    {"paths", "logger", "data.workers", "evaluate.spectra"}
-    | {f"trainer.{key}" for key in ("devices", "nodes", "threads", "log_every", "progress")}
-    | {f"trainer.{key}" for key in ("accelerator", "checkpoint_every", "keep_checkpoints")}
-)
 
 
 def conditioning(config: RunConfig) -> Conditioning | None:
