@@ -221,6 +221,21 @@ def test_everything_a_run_logs_has_a_title_a_unit_and_a_readable_figure(
         assert_nothing_overlaps(figure)
 
 
+def test_legend_names_only_arms_that_logged_something(
+    write: Write, runs: Path, drawn: list[Any], tmp_path: Path
+) -> None:
+    log = [{"step": step, "split": "spectra", "kappa_j": 5.0} for step in (0, 200)]
+    curve = [{"step": step, "split": "val", "accuracy": step / 500} for step in (0, 200)]
+    write(0.9, log=log + curve)
+    write(0.9, lam=1.0, log=curve)
+    write(0.9, lam=10.0, log=[])
+    table = compare([runs]).tables[0]
+    spectra_figures.plot_spectra(table, tmp_path / "x.png", Logs())
+    training_curves.plot_training_curves(table, tmp_path / "y.png", Logs())
+    named = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
+    assert named == [["baseline"], ["baseline", "identity λ=1 (full, qkv)"]]
+
+
 def test_rows_of_panels_hold_roles_side_by_side_and_lose_none() -> None:
     rows = spectra_figures.panel_rows(["kappa_w/q", "kappa_w/k", "kappa_j", "norm_j/q", "x/1", "x/2", "x/3", "x/4"])
     assert rows == [["kappa_w/q", "kappa_w/k", "kappa_j"], ["norm_j/q"], ["x/1", "x/2", "x/3"], ["x/4"]]

@@ -72,6 +72,10 @@ def test_layers_show_the_limit_above_a_sensitivity_of_zero(drawn: list[Any], tmp
     axis = figure.axes[8]
     low, high = axis.get_ylim()
     assert axis.get_title() == "softmax sensitivity"
+    # As in module names: the first layer of blocks.0, blocks.1 is 0.
+    assert list(axis.get_xticks()) == [0, 1]
+    assert "first is 0" in axis.get_xlabel()
+    assert list(axis.lines[0].get_xdata()) == [0, 1]
     assert 1e-5 < low < 1e-4 < SENSITIVITY_LIMIT < 0.9 < high < 10
     assert (axis.get_yticks()[0], axis.get_yticklabels()[0].get_text()) == (1e-4, "≈ 0")
     assert [float(y) for line in axis.lines for y in line.get_ydata() if y < SENSITIVITY_LIMIT] == [1e-4]

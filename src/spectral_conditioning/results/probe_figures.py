@@ -50,7 +50,7 @@ def plot_spectra(report: ProbeReport, path: Path, *, title: str) -> Path:
 def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
     """Draw κ(W + C) stacked and of the median head, κ(J), entropy and softmax sensitivity against depth, one line for each λ."""
     figure, axes = new_figure(3, 3, width=10.5, height=8.0)
-    order = {name: index + 1 for index, name in enumerate(dict.fromkeys(s.attention for s in report.points[0].spectra))}
+    order = {name: index for index, name in enumerate(dict.fromkeys(s.attention for s in report.points[0].spectra))}
     for column, (role, label) in enumerate(_ROLES.items()):
         _draw_kappa(axes[0][column], axes[1][column], report, role, order)
         axes[0][column].set_title(f"κ({label} + C), stacked")
@@ -60,7 +60,7 @@ def plot_layers(report: ProbeReport, path: Path, *, title: str) -> Path:
         axes[2], ("κ(J), one head", "entropy of attention / log N", "softmax sensitivity"), strict=True
     ):
         axis.set_title(label)
-        axis.set_xlabel("attention layer")
+        axis.set_xlabel("attention layer, the first is 0")
     _whole_layers(axes, len(order))
     heading(
         figure,
@@ -206,8 +206,8 @@ def _query_norm(layer: LayerProbe) -> float:
 def _whole_layers(axes: Any, count: int) -> None:
     step = max(1, math.ceil(count / 8))
     for axis in axes.flat:
-        axis.set_xlim(0.5, count + 0.5)
-        axis.set_xticks(range(1, count + 1, step))
+        axis.set_xlim(-0.5, count - 0.5)
+        axis.set_xticks(range(0, count, step))
 
 
 def _some(names: list[str]) -> list[str]:

@@ -71,7 +71,7 @@ def mark_handles(arms: Sequence[Arm]) -> list[Any]:
 
     marks = (
         (any(len(arm.values) > 1 for arm in arms), "mean; dots are seeds", {"marker": "_", "markersize": 11}),
-        (any(arm.collapsed for arm in arms), "hollow: at chance, in no mean",
+        (any(arm.collapsed for arm in arms), "hollow: not told from chance, in no mean",
          {"marker": "o", "markerfacecolor": "white"}),
         (any(arm.diverged for arm in arms), "diverged, in no mean", {"marker": "x"}),
     )  # fmt: skip

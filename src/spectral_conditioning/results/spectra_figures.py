@@ -138,6 +138,7 @@ def _draw(table: Table, series: str, rows: list[list[str]], looks: list[Look], p
     handles = [
         curve_handle(colour, arm.label, line, curves)
         for (arm, colour, line), curves in zip(looks, zip(*drawn, strict=True), strict=True)
+        if not all(each.empty for each in curves)
     ]
     legend_below(figure, handles)
     return save(figure, path)

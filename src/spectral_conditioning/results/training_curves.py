@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def _all_in_one(table: Table, found: list[Quantity]) -> Any:
     for axis, quantity in zip(axes[0], found, strict=True):
         draw_curves(axis, [(quantity.curves[arm.label], colour, line) for arm, colour, line in looks])
         _finish(axis, quantity)
-    legend_below(figure, [curve_handle(colour, arm.label, line, _curves(found, [arm])) for arm, colour, line in looks])
+    legend_below(figure, _handles((colour, arm.label, line, _curves(found, [arm])) for arm, colour, line in looks))
     return figure
 
 
@@ -108,12 +108,17 @@ def _by_series(table: Table, found: list[Quantity]) -> Any:
         for axis in panels[len(series) :]:
             axis.set_visible(False)
         _share_limits(panels[: len(series)])
-    handles = [curve_handle(BASELINE_COLOUR, "baseline", "--", _curves(found, [base])) for base in baseline]
+    entries = [(BASELINE_COLOUR, "baseline", "--", _curves(found, [base])) for base in baseline]
     for lam, colour in colours.items():
         of_lam = [arm for arm in table.arms if arm.runs[0].lam == lam]
-        handles.append(curve_handle(colour, f"λ = {lam:g}", curves=_curves(found, of_lam)))
-    legend_below(figure, handles)
+        entries.append((colour, f"λ = {lam:g}", "-", _curves(found, of_lam)))
+    legend_below(figure, _handles(entries))
     return figure
+
+
+def _handles(entries: Iterable[tuple[Any, str, str, list[ArmCurve]]]) -> list[Any]:
+    """Legend entries for (colour, label, line, curves); none for an arm that logged nothing."""
+    return [curve_handle(*entry) for entry in entries if not all(each.empty for each in entry[-1])]
 
 
 def _curves(found: list[Quantity], arms: Sequence[Arm]) -> list[ArmCurve]:
