@@ -58,7 +58,10 @@ def _gains(table: Table) -> list[tuple[float, Arm]]:
 
 def _gain(arm: Arm) -> str:
     pairs = len(arm.differences)
-    return f"{arm.label} by {_number(arm, abs(arm.difference_mean or 0.0), unit=False)} (ahead in {arm.wins} of {_pairs(pairs)})"
+    # A gain over the seeds that learned must not hide, in its own sentence, that others did not.
+    failed = f"; {len(arm.pairs) - pairs} failed" if len(arm.pairs) > pairs else ""
+    gain = _number(arm, abs(arm.difference_mean or 0.0), unit=False)
+    return f"{arm.label} by {gain} (ahead in {arm.wins} of {_pairs(pairs)}{failed})"
 
 
 def _failure_sentences(table: Table) -> list[str]:
