@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from spectral_conditioning.results import lambda_curve, probe_figures, spectra_figures, sweep_figure, training_curves
+from spectral_conditioning.results.compare import compare
+from spectral_conditioning.results.summary import Table
+
+Write = Callable[..., Path]
 
 CONFIG = {"optim": {"lr": 0.001}, "task": {"name": "imagenet", "model": {"name": "vit"}}, "budget": {"steps": 400}}
 
@@ -110,3 +114,44 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module in (lambda_curve, probe_figures, spectra_figures, sweep_figure, training_curves):
         monkeypatch.setattr(module, "save", keep)
     return figures
+
+
+def full_log(final: float, lam: float) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for step in (100, 200, 400):
+        lines.append({"step": step, "split": "train", "loss": 2.0 - step / 300})
+        lines.append({"step": step, "split": "val", "accuracy": final * step / 400})
+        spectra = {f"sigma_min/{role}": 0.01 + lam for role in "qkv"} | {
+            f"kappa_w/{role}": 100 / (1 + lam) for role in "qkv"
+        }
+        lines.append({"step": step, "split": "spectra", **spectra, "kappa_j": 1e4})
+    return lines
+
+
+@pytest.fixture
+def few(write: Write, runs: Path, make_settings: Callable[..., dict[str, Any]]) -> Table:
+    """Baseline, identity at two λ (one seed at chance, one diverged), and polar, whose λ has another unit."""
+    for seed, base in enumerate((0.90, 0.92, 0.91)):
+        write(base, seed=seed, log=full_log(base, 0))
+        write(base + 0.01, seed=seed, lam=1.0, log=full_log(base + 0.01, 1))
+        write(base + 0.02, seed=seed, conditioning=make_settings("polar", lam=1.0), log=full_log(base, 1))
+    write(0.08, seed=0, lam=10.0, log=full_log(0.08, 10))
+    write(0.50, seed=1, lam=10.0, log=full_log(0.50, 10))
+    write(None, seed=2, lam=10.0, status="diverged", diverged_at=200, log=full_log(0.3, 10))
+    return compare([runs]).tables[0]
+
+
+@pytest.fixture
+def many(write: Write, runs: Path, make_settings: Callable[..., dict[str, Any]]) -> Table:
+    """Twelve series: more than one figure can hold."""
+    write(0.9, log=full_log(0.9, 0))
+    for lam in (0.1, 1.0, 10.0):
+        for placement, targets in [(p, "qkv") for p in ("full", "per_head", "fused")] + [
+            ("full", t) for t in ("q", "k", "v", "qk", "qv")
+        ]:
+            settings = make_settings(lam=lam, placement=placement, targets=list(targets))
+            name = f"{placement}-{targets}-{lam}"
+            write(0.9 + lam / 1000, conditioning=settings, name=name, log=full_log(0.9, lam))
+    for correction in ("polar", "svd", "scaled_identity", "orthogonal"):
+        write(0.91, conditioning=make_settings(correction, lam=1.0), log=full_log(0.91, 1))
+    return compare([runs]).tables[0]

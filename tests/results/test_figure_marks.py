@@ -14,7 +14,7 @@ from spectral_conditioning.results.compare import compare
 from spectral_conditioning.results.curves import Logs
 from spectral_conditioning.results.summary import Table
 
-from .test_figures import assert_nothing_overlaps, texts_of
+from .figure_checks import assert_nothing_overlaps, texts_of
 
 Write = Callable[..., Path]
 

@@ -16,7 +16,7 @@ from spectral_conditioning.analysis.spectra import ProjectionSpectrum
 from spectral_conditioning.results.figure_style import BASELINE_COLOUR
 from spectral_conditioning.results.probe_figures import plot_layers, plot_saturation, plot_spectra
 
-from .test_figures import assert_nothing_overlaps, texts_of
+from .figure_checks import assert_nothing_overlaps, texts_of
 
 TITLE = (
     "timm:vit_base_patch16_224, random initialisation (seed 0), identity on q, k and v (full), a photograph of a temple"
