@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spectral_conditioning.results.curve_lines import curve_handle, curve_key, draw_curves
-from spectral_conditioning.results.curves import MOST_LINES, ArmCurve, mean_curve
+from spectral_conditioning.results.curve_lines import curve_handle, curve_key, draw_curves, step_axis
+from spectral_conditioning.results.curves import MOST_LINES, ArmCurve, middle_curve
 from spectral_conditioning.results.figure_style import new_figure
 from spectral_conditioning.results.metric_log import Curve
 
@@ -15,7 +15,7 @@ POINT, LOWER, LINE = [(200, 64.0)], [(200, 60.0)], [(100, 0.5), (200, 0.4)]
 
 
 def arm(learned: list[Curve], failed: list[Curve] | None = None) -> ArmCurve:
-    return ArmCurve(learned, failed or [], mean_curve(learned))
+    return ArmCurve(learned, failed or [], middle_curve(learned))
 
 
 @pytest.fixture
@@ -128,6 +128,25 @@ def test_legend_entry_looks_like_what_is_drawn(curves: list[ArmCurve], line: str
 )
 def test_key_names_what_occurs(curves: list[ArmCurve], key: str) -> None:
     assert curve_key(curves) == key
+
+
+def test_key_names_the_median_where_it_is_drawn() -> None:
+    found = ArmCurve([LINE, LINE], [], LINE, "median")
+    assert curve_key([found]) == "\n(bold: median over seeds; thin: each seed)"
+    assert found.at_least(0.1).average == "median"
+
+
+def test_ticks_of_the_step_axis_are_whole_steps(axis: Any) -> None:
+    draw_curves(axis, [(arm([[(0, 1.0), (1, 2.0), (2, 1.5)]]), "red", "-")])
+    step_axis(axis)
+    assert all(float(tick).is_integer() for tick in axis.get_xticks())
+    assert axis.get_xlabel() == "optimizer step"
+
+
+def test_a_single_step_keeps_its_tick(axis: Any) -> None:
+    draw_curves(axis, [(arm([POINT]), "red", "-")])
+    step_axis(axis)
+    assert list(axis.get_xticks()) == [200]
 
 
 def test_raised_curves_keep_steps_and_what_is_above() -> None:

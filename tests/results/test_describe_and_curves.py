@@ -15,7 +15,7 @@ from spectral_conditioning.results.curves import (
     Logs,
     arm_curve,
     curve_name,
-    mean_curve,
+    middle_curve,
     steps_to_baseline,
     thin,
 )
@@ -46,7 +46,7 @@ def test_paragraph_in_full(two_seeds: Comparison) -> None:
         "Better than the baseline by the mean paired difference (in points): "
         "identity λ=1 (full, qkv) by 2.00 (ahead in 2 of 2 pairs). "
         "Worse than the baseline by the mean paired difference (in points): "
-        "identity λ=10 (full, qkv) by 42.00 (ahead in 0 of 1 pair; 1 failed). "
+        "identity λ=10 (full, qkv) by 42.00 (ahead in 0 of 2 pairs; 1 failed). "
         "1 of 2 runs of identity λ=10 (full, qkv) ended at chance. Those runs are in no mean or difference. "
         "Started with saturated attention (close to the identity, so almost no gradient reaches Q and K): "
         "identity λ=10 (full, qkv) (5 of 6 layers). "
@@ -125,16 +125,37 @@ def test_test_metric_is_followed_on_validation(write: Write, runs: Path) -> None
     assert steps_to_baseline(table, table.arms[0], Logs()).step == 200
 
 
-def test_mean_curve_leaves_failed_runs_out(two_seeds: Comparison) -> None:
+def test_middle_curve_leaves_failed_runs_out(two_seeds: Comparison) -> None:
     table = two_seeds.tables[0]
     lines = arm_curve(table.arms[1], "val/accuracy", Logs(), shown=table.metric.shown)
-    assert lines.mean == [(100, 10.0), (200, 10.0), (300, 20.0), (400, 50.0)]
+    assert lines.middle == [(100, 10.0), (200, 10.0), (300, 20.0), (400, 50.0)]
     assert [points[-1] for points in lines.failed] == [(400, 8.0)]
 
 
 def test_mean_is_over_steps_that_all_seeds_logged() -> None:
-    assert mean_curve([[(1, 1.0), (2, 3.0)], [(2, 5.0), (3, 9.0)]]) == [(2, 4.0)]
-    assert mean_curve([]) == []
+    assert middle_curve([[(1, 1.0), (2, 3.0)], [(2, 5.0), (3, 9.0)]]) == [(2, 4.0)]
+    assert middle_curve([]) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "median"),
+    [([2.0, 3.0, 1e12], 3.0), ([1e2, 1e4], 1e3), ([1.0, 4.0, 9.0, 1e12], 6.0), ([0.0, 4.0], 2.0), ([-1.0, 3.0], 1.0),
+     ([1e300, 1e300], 1e300)],
+)  # fmt: skip
+def test_median_is_not_drawn_by_one_seed_decades_away(values: list[float], median: float) -> None:
+    ((step, found),) = middle_curve([[(7, value)] for value in values], "median")
+    assert (step, found) == (7, pytest.approx(median, rel=1e-12))
+
+
+def test_step_at_which_the_baseline_is_reached_was_evaluated(write: Write, runs: Path) -> None:
+    for seed, reaching in enumerate(([0.95], [0.5, 0.95], [0.1])):
+        write(0.9 if seed < 2 else 0.1, seed=seed, log=accuracy_log([0.9]))
+        write(0.95, seed=seed, lam=1.0, log=accuracy_log(reaching))
+    table = compare([runs]).tables[0]
+    assert steps_to_baseline(table, table.arms[0], Logs()).step == 100  # of 100 and 200; 150 was no evaluation
+    text = describe(table)
+    assert "first reached (median over the seeds whose baseline learned) by" in text
+    assert "identity λ=1 (full, qkv) at step 100" in text
 
 
 def test_thinning_keeps_mean_and_end() -> None:

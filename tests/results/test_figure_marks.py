@@ -88,6 +88,18 @@ def test_failed_arm_of_a_sweep_looks_in_the_legend_as_it_is_drawn(
     assert found["identity λ=1 (full, qkv)"][:2] == ("-", "o")
 
 
+def test_seeds_of_equal_value_share_a_larger_dot(write: Write, runs: Path, drawn: list[Any], tmp_path: Path) -> None:
+    for seed, value in enumerate((0.9, 0.9, 0.8, 0.9)):
+        write(0.85, seed=seed)
+        write(value, seed=seed, lam=1.0)
+    lambda_curve.plot_lambda_curve(compare([runs]).tables[0], tmp_path / "x.png")
+    (axis,) = drawn[0].axes
+    area = {float(dot.get_ydata()[0]): dot.get_markersize() ** 2 for dot in seed_dots(axis) if dot.get_xdata()[0] == 1}
+    assert area[90.0] == pytest.approx(3 * area[80.0])
+    assert "larger: seeds of equal value" in texts_of(drawn[0])
+    assert_nothing_overlaps(drawn[0])
+
+
 def test_chance_is_written_where_no_dot_can_be(failing: Table, drawn: list[Any], tmp_path: Path) -> None:
     lambda_curve.plot_lambda_curve(failing, tmp_path / "x.png")
     (figure,) = drawn

@@ -109,9 +109,30 @@ def test_training_curves_of_many_arms_have_a_panel_for_each_series(
     training_curves.plot_training_curves(many, tmp_path / "x.png", Logs())
     (figure,) = drawn
     titles = [axis.get_title() for axis in figure.axes if axis.get_visible()]
-    assert sorted(titles) == sorted(2 * list(lambda_curve.lambda_series(many)))
+    names = [name + lambda_curve.in_sigma(arms) for name, arms in lambda_curve.lambda_series(many).items()]
+    assert sorted(titles) == sorted(2 * names)
+    assert "polar (full, qkv), λ in σ_max(W)" in titles
     assert texts_of(figure) == ["baseline", "λ = 0.1", "λ = 1", "λ = 10"]
     assert_nothing_overlaps(figure)
+
+
+def test_arm_has_the_colour_of_its_series_in_the_lambda_figure(
+    write: Write, runs: Path, make_settings: Callable[..., dict[str, Any]], drawn: list[Any], tmp_path: Path
+) -> None:
+    log = [{"step": step, "split": "val", "accuracy": step / 500} for step in (0, 200)]
+    write(0.9, log=log)
+    for settings in (make_settings(lam=1.0), make_settings(lam=10.0), make_settings("polar", lam=1.0)):
+        write(0.91, conditioning=settings, log=log)
+    table = compare([runs]).tables[0]
+    lambda_curve.plot_lambda_curve(table, tmp_path / "x.png")
+    training_curves.plot_training_curves(table, tmp_path / "y.png", Logs())
+    series, arms = ({
+        text.get_text(): handle.get_color()
+        for text, handle in zip(figure.legends[0].get_texts(), figure.legends[0].legend_handles, strict=True)
+    } for figure in drawn)  # fmt: skip
+    assert arms["identity λ=1 (full, qkv)"] == series["identity (full, qkv)"]
+    assert arms["polar λ=1 (full, qkv)"] == series["polar (full, qkv)"]
+    assert len(set(arms.values())) == 4
 
 
 def test_legend_names_only_arms_that_logged_something(

@@ -15,6 +15,7 @@ from spectral_conditioning.results.statistics import (
     paired_t_test,
     seeds_needed,
     sign_flip_test,
+    t_interval,
 )
 
 # Additional hours of sleep, Student (1908): t = 4.0621 on 9 degrees of freedom.
@@ -42,6 +43,29 @@ def test_t_test_without_spread() -> None:
     assert paired_t_test([0.0, 0.0, 0.0]) == 1.0
     # 0.3 − 0.1 and 0.4 − 0.2 differ in the last bit: rounding is no spread.
     assert paired_t_test([0.3 - 0.1, 0.4 - 0.2, 0.2]) is None
+
+
+def test_t_interval_of_student() -> None:
+    # R: t.test(sleep$extra[11:20] - sleep$extra[1:10])$conf.int
+    assert t_interval(SLEEP) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
+
+
+@pytest.mark.parametrize("differences", [[], [1.0, 2.0], [1.0, 1.0, 1.0]])
+def test_t_interval_exists_where_the_test_does(differences: list[float]) -> None:
+    assert t_interval(differences) is None
+    assert t_interval([0.0, 0.0, 0.0]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_t_interval_leaves_zero_out_exactly_when_the_test_rejects(seed: int) -> None:
+    d = np.random.default_rng(seed).normal(0.8, 1.0, size=5).tolist()
+    p, interval = paired_t_test(d), t_interval(d)
+    assert p is not None
+    assert interval is not None
+    assert (interval[0] > 0 or interval[1] < 0) == (p < 0.05)
+    edge = t_interval(d, level=1 - p)
+    assert edge is not None
+    assert min(abs(edge[0]), abs(edge[1])) < 1e-9
 
 
 def test_sign_flip_of_fisher() -> None:
@@ -81,7 +105,7 @@ def test_seeds_needed_equals_published_tables(effect: float, expected: int) -> N
 
 
 def test_seeds_needed_at_the_ends() -> None:
-    assert seeds_needed(gain=1.0, spread=0.0) == 2
+    assert seeds_needed(gain=1.0, spread=0.0) is None
     assert seeds_needed(gain=0.0, spread=1.0) is None
     assert seeds_needed(gain=1e-3, spread=1.0) is None
     assert seeds_needed(gain=0.03, spread=1.0) == pytest.approx(8720, abs=10)  # (1.960 + 0.8416)² / .03² ≈ 8,721

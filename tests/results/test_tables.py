@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from spectral_conditioning.results.describe import describe
 from spectral_conditioning.results.markup import latex, latex_text, markdown
 from spectral_conditioning.results.pairing import pair_runs
 from spectral_conditioning.results.published import read_published
@@ -24,19 +25,22 @@ Build = Callable[..., Table]
 GOLDEN = """\
 ### imagenet/small
 
-| arm | seeds | val/accuracy (%) | median | Δ points | p t (Holm) | seeds needed | each seed | remarks |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
-| baseline | 3 | 91.00 ± 1.00 | 91.00 | – | – | – | 90.00  91.00  92.00 |  |
-| identity λ=1 (full, qkv) | 3 | 92.00 ± 2.00 | 92.00 | +1.00 ± 1.00 | .225 (.225) | 10 | 90.00  92.00  94.00 |  |
-| identity λ=10 (full, qkv) | 3 | 51.40 ± 1.70 (2 of 3) | 50.20 | −40.10 ± 0.99 (2 of 3) | – | – | 8.00\\*  50.20  52.60 | \
-1 collapsed to chance (seed 0) |
+| arm | seeds | val/accuracy (%) | median | Δ points | ahead | 95 % t-interval | p t (Holm) | seeds needed | each seed | \
+remarks |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| baseline | 3 | 91.00 ± 1.00 | 91.00 | – | – | – | – | – | 90.00  91.00  92.00 |  |
+| identity λ=1 (full, qkv) | 3 | 92.00 ± 2.00 | 92.00 | +1.00 ± 1.00 | 2 of 3 | [−1.48, +3.48] | .225 (.225) | 10 | \
+90.00  92.00  94.00 |  |
+| identity λ=10 (full, qkv) | 3 | 51.40 ± 1.70 (2 of 3) | 50.20 | −40.10 ± 0.99 (2 of 3) | 0 of 3 | – | – | – | \
+8.00\\*  50.20  52.60 | 1 collapsed to chance (seed 0) |
 
 - These runs: 0.3 M parameters, 1,297 training samples, 500 validation samples, 400 steps. val/accuracy at the tested \
 checkpoint, mean ± standard deviation; higher is better; seeds 0, 1, 2.
 - The paper's nearest row (percent, means over 5 seeds): ViT-B accuracy 80.7 ± 0.41 → 81.7 ± 0.38 (+1.0).
 - Not a reproduction of the paper's figures: another scale (1,297 training samples; the paper's: 1,281,167).
 - Runs that diverged or ended at chance (*) are named and enter no mean, difference or test, which can flatter their arm; \
-the median counts them.
+the median and the seeds ahead count them.
+- t-interval: Student's, of Δ, for each arm by itself; Holm's correction is in the p in brackets.
 - Seeds needed: pairs at which a paired t-test would see the paper's gain of +1.00 points with 80 % power at α = .05, given \
 the spread of the differences seen here.
 """
@@ -84,15 +88,56 @@ def test_golden_arm_csv(table: Build) -> None:
         "std",
         "median",
         "pairs",
+        "seeds_ahead",
         "difference",
         "paper_gain",
     )
     assert [[line[key] for key in wanted] for line in lines] == [
-        ["baseline", "0", "3", "3", "0", "91", "1", "91", "0", "", "1"],
-        ["identity λ=1 (full, qkv)", "1", "3", "3", "0", "92", "2", "92", "3", "1", "1"],
-        ["identity λ=10 (full, qkv)", "10", "3", "2", "1", "51.4", "1.6970563", "50.2", "2", "-40.1", "1"],
+        ["baseline", "0", "3", "3", "0", "91", "1", "91", "0", "", "", "1"],
+        ["identity λ=1 (full, qkv)", "1", "3", "3", "0", "92", "2", "92", "3", "2", "1", "1"],
+        ["identity λ=10 (full, qkv)", "10", "3", "2", "1", "51.4", "1.6970563", "50.2", "2", "0", "-40.1", "1"],
     ]
     assert float(lines[1]["p_t"]) == pytest.approx(0.22540, abs=1e-5)  # t = √3 on two degrees of freedom
+    assert float(lines[1]["interval_high"]) == pytest.approx(1 + 4.30265 / 3**0.5, abs=1e-5)
+
+
+def test_arm_csv_holds_both_intervals(table: Build) -> None:
+    base = [0.90, 0.91, 0.92, 0.93, 0.94]
+    gains = [0.002, 0.011, 0.004, -0.003, 0.009]
+    built = table({0: base, 1: [value + gain for value, gain in zip(base, gains, strict=True)]})
+    line = list(csv.DictReader(io.StringIO(arms_csv([built]))))[1]
+    student, bootstrap = (
+        [float(line[f"{name}_{end}"]) for end in ("low", "high")] for name in ("interval", "bootstrap")
+    )
+    assert student[0] < bootstrap[0] < float(line["difference"]) < bootstrap[1] < student[1]
+    # The interval and the p beside it say the same.
+    assert student[0] < 0 < float(line["p_t"]) - 0.05
+
+
+def test_seeds_ahead_count_failures_and_say_whose(table: Build) -> None:
+    """Seeds: ahead, arm failed, baseline failed, both failed, behind."""
+    built = table({0: [0.90, 0.91, 0.10, 0.10, 0.93], 1: [0.92, 0.10, 0.92, 0.10, 0.92]})
+    (arm,) = built.arms
+    assert (arm.wins, len(arm.pairs), len(arm.differences), arm.failures, arm.lost_to_baseline) == (2, 5, 2, 2, 1)
+    assert grid(built).rows[1][grid(built).columns.index("ahead")] == "2 of 5"
+    assert any(
+        "The baseline failed in 2 of 5 seeds" in note and "flatters the baseline" in note for note in notes(built)
+    )
+    assert "(ahead in 2 of 5 pairs; 2 failed; the baseline failed in 1)" in describe(built)
+    assert any("learned in no seed" in note for note in notes(table({0: [0.1], 1: [0.9]})))
+    assert not any("The baseline failed" in note for note in notes(table({0: [0.9], 1: [0.1]})))
+
+
+def test_no_seeds_are_promised_without_a_spread_or_from_the_seeds_that_learned(table: Build) -> None:
+    def needed(arm: list[float | None]) -> str:
+        built = table({0: [0.90, 0.91, 0.92, 0.93], 1: arm})
+        return grid(built).rows[1][grid(built).columns.index("seeds needed")]
+
+    assert needed([0.91, 0.93, 0.93, 0.95]).isdigit()
+    assert needed([0.91, 0.92, 0.93, 0.94]) == "–"  # one gain in every seed
+    assert needed([0.90, 0.91, 0.92, 0.93]) == "–"
+    assert needed([0.91, 0.93, 0.93, 0.1]) == "–"
+    assert needed([0.91, 0.93, 0.93, None]) == "–"
 
 
 def test_run_csv_holds_every_run_left_out_ones_too(make_record: Record) -> None:
@@ -198,10 +243,8 @@ def test_statistics_appear_with_enough_pairs(table: Build) -> None:
         base = [0.90 + 0.003 * seed for seed in range(count)]
         return set(grid(table({0: base, 10: [value + 0.01 for value in base]})).columns)
 
-    assert columns(2).isdisjoint({"p t (Holm)", "95 % interval", "p sign-flip (Holm)", "seeds needed"})
-    assert columns(3) >= {"p t (Holm)", "seeds needed"}
-    assert columns(4).isdisjoint({"95 % interval"})
-    assert columns(5) >= {"95 % interval"}
+    assert columns(2).isdisjoint({"p t (Holm)", "95 % t-interval", "p sign-flip (Holm)", "seeds needed"})
+    assert columns(3) >= {"p t (Holm)", "95 % t-interval"}
     assert columns(5).isdisjoint({"p sign-flip (Holm)"})
     assert columns(6) >= {"p sign-flip (Holm)"}
 

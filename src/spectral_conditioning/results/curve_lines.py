@@ -15,9 +15,9 @@ Drawn = tuple[ArmCurve, Any, str]
 
 
 def draw_curves(axis: Any, arms: Sequence[Drawn]) -> None:
-    """Draw each arm: its mean bold, each seed thin (many seeds: a band), seeds that failed (and are in no mean) dotted.
+    """Draw each arm: its mean or median bold, each seed thin (many seeds: a band), seeds that failed (and are in no mean) dotted.
 
-    A curve of one point is a dot, hollow where the run failed, beside a bar at the mean; several arms stand side by side.
+    A curve of one point is a dot, hollow where the run failed, beside a bar at the middle; several arms stand side by side.
     """
     for (curves, colour, line), aside in zip(arms, offsets(len(arms)), strict=True):
         if curves.band:
@@ -30,8 +30,8 @@ def draw_curves(axis: Any, arms: Sequence[Drawn]) -> None:
         for points in curves.failed:
             if len(points) > 1:
                 axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, alpha=0.9, linestyle=FAILED_LINE)
-        if len(curves.mean) > 1:
-            axis.plot(*zip(*curves.mean, strict=True), color=colour, linewidth=1.7, linestyle=line)
+        if len(curves.middle) > 1:
+            axis.plot(*zip(*curves.middle, strict=True), color=colour, linewidth=1.7, linestyle=line)
         _draw_dots(axis, curves, colour, aside)
     steps = {step for curves, _, _ in arms for points in (*curves.learned, *curves.failed) for step, _ in points}
     if len(steps) == 1:  # around a single step, marks such as 197.5 mean nothing
@@ -40,9 +40,9 @@ def draw_curves(axis: Any, arms: Sequence[Drawn]) -> None:
 
 
 def _draw_dots(axis: Any, curves: ArmCurve, colour: Any, aside: float) -> None:
-    mean = [curves.mean] if len(curves.learned) > 1 else []
+    middle = [curves.middle] if len(curves.learned) > 1 else []
     for found, look in (
-        (_dots(mean), {"marker": "_", "markersize": 12, "markeredgewidth": 1.6}),
+        (_dots(middle), {"marker": "_", "markersize": 12, "markeredgewidth": 1.6}),
         (_dots(curves.learned), {"marker": "o", "markersize": 4.5}),
         (_dots(curves.failed), {"marker": "o", "markersize": 4.5, "markerfacecolor": "white"}),
     ):
@@ -53,6 +53,15 @@ def _draw_dots(axis: Any, curves: ArmCurve, colour: Any, aside: float) -> None:
 
 def _dots(curves: Iterable[Curve]) -> list[tuple[int, float]]:
     return [points[0] for points in curves if len(points) == 1]
+
+
+def step_axis(axis: Any) -> None:
+    """Label the axis of optimizer steps, which are whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("optimizer step")
+    if len(axis.get_xticks()) != 1:  # the single step that `draw_curves` marked
+        axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def curve_handle(colour: Any, label: str, line: Any = "-", curves: Iterable[ArmCurve] = ()) -> Any:
@@ -79,8 +88,9 @@ def curve_key(curves: Iterable[ArmCurve]) -> str:
     thin = any(len(each.learned) - len(_dots(each.learned)) > 1 and not each.band for each in curves)
     dots = any(len(_dots(each.learned)) > 1 for each in curves)
     failed = [points for each in curves for points in each.failed]
+    averages = " or ".join(sorted({each.average for each in curves}))
     marks = (
-        ({"bold": lines, "bar": dots}, "mean over seeds"),
+        ({"bold": lines, "bar": dots}, f"{averages} over seeds"),
         ({"band": bands}, "lowest to highest seed"),
         ({"thin": thin, "dot": dots}, "each seed"),
         (

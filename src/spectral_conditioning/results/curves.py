@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median_high, median_low
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from spectral_conditioning.results.summary import Arm, Table
 MOST_POINTS = 120
 # Lines of more seeds than this cannot be told apart: their range is drawn as a band.
 MOST_LINES = 10
+Average = Literal["mean", "median"]
 
 
 class Logs:
@@ -36,11 +39,12 @@ class Logs:
 
 @dataclass(frozen=True)
 class ArmCurve:
-    """Curves of one arm: of the seeds that learned and of those that failed, and the mean of the former."""
+    """Curves of one arm: of the seeds that learned and of those that failed, and the middle of the former."""
 
     learned: list[Curve]
     failed: list[Curve]
-    mean: Curve
+    middle: Curve
+    average: Average = "mean"
 
     def at_least(self, level: float) -> ArmCurve:
         """The same curves with every value below `level` raised to it."""
@@ -48,7 +52,7 @@ class ArmCurve:
         def raised(points: Curve) -> Curve:
             return [(step, max(value, level)) for step, value in points]
 
-        return ArmCurve([*map(raised, self.learned)], [*map(raised, self.failed)], raised(self.mean))
+        return ArmCurve([*map(raised, self.learned)], [*map(raised, self.failed)], raised(self.middle), self.average)
 
     @property
     def empty(self) -> bool:
@@ -72,7 +76,9 @@ def curve_name(run: Run) -> str:
     return f"val/{own}" if split == "test" else run.metric.name
 
 
-def arm_curve(arm: Arm, name: str, logs: Logs, *, shown: Callable[[float], float] = float) -> ArmCurve:
+def arm_curve(
+    arm: Arm, name: str, logs: Logs, *, shown: Callable[[float], float] = float, average: Average = "mean"
+) -> ArmCurve:
     """Return the curves of `name` for every run of an arm, values passed through `shown` (the table's unit)."""
     learned: list[Curve] = []
     failed: list[Curve] = []
@@ -80,12 +86,19 @@ def arm_curve(arm: Arm, name: str, logs: Logs, *, shown: Callable[[float], float
         points = [(step, shown(value)) for step, value in curve(logs(run), name)]
         if points:
             (learned if run.learned else failed).append(thin(points))
-    return ArmCurve(learned, failed, mean_curve(learned))
+    return ArmCurve(learned, failed, middle_curve(learned, average), average)
 
 
-def mean_curve(seeds: Sequence[Curve]) -> Curve:
-    """Return the mean over seeds at every step that all of them logged."""
-    return [(step, float(np.mean(values))) for step, values in _shared(seeds)]
+def middle_curve(seeds: Sequence[Curve], average: Average = "mean") -> Curve:
+    """Return the mean or the median over seeds at every step that all of them logged."""
+    found = {"mean": fmean, "median": _median}[average]
+    return [(step, found(values)) for step, values in _shared(seeds)]
+
+
+def _median(values: list[float]) -> float:
+    """The median; of an even number of positive values the geometric mean of the middle two, which may lie decades apart."""
+    low, high = median_low(values), median_high(values)
+    return math.sqrt(low) * math.sqrt(high) if low > 0 else (low + high) / 2
 
 
 def _shared(seeds: Sequence[Curve]) -> list[tuple[int, list[float]]]:
@@ -128,7 +141,7 @@ def steps_to_baseline(table: Table, arm: Arm, logs: Logs) -> Reached:
         step = first_step_at_least(points, target, sign=table.metric.sign)
         if step is not None:
             found.append(step)
-    return Reached(int(median(found)) if found else None, len(found), asked)
+    return Reached(median_low(found) if found else None, len(found), asked)
 
 
 def _final_value(base: Run, logs: Logs) -> float | None:

@@ -57,11 +57,11 @@ def _gains(table: Table) -> list[tuple[float, Arm]]:
 
 
 def _gain(arm: Arm) -> str:
-    pairs = len(arm.differences)
     # A gain over the seeds that learned must not hide, in its own sentence, that others did not.
-    failed = f"; {len(arm.pairs) - pairs} failed" if len(arm.pairs) > pairs else ""
+    failed = f"; {arm.failures} failed" if arm.failures else ""
+    lost = f"; the baseline failed in {arm.lost_to_baseline}" if arm.lost_to_baseline else ""
     gain = _number(arm, abs(arm.difference_mean or 0.0), unit=False)
-    return f"{arm.label} by {gain} (ahead in {arm.wins} of {_pairs(pairs)}{failed})"
+    return f"{arm.label} by {gain} (ahead in {arm.wins} of {_pairs(len(arm.pairs))}{failed}{lost})"
 
 
 def _failure_sentences(table: Table) -> list[str]:
@@ -95,7 +95,9 @@ def _speed_sentences(table: Table, logs: Logs) -> list[str]:
     never = [arm.label for arm, each in reached if each.of and each.step is None and not arm.is_baseline]
     if not parts and not never:
         return []
-    text = f"The baseline's final value was first reached (median over seeds) by {_join(parts)}" if parts else ""
+    base = table.baseline
+    over = "seeds" if base is None or not base.failures else "the seeds whose baseline learned"
+    text = f"The baseline's final value was first reached (median over {over}) by {_join(parts)}" if parts else ""
     if never:
         text += (
             f"; never by {_join(never)}" if text else f"The baseline's final value was never reached by {_join(never)}"
@@ -104,7 +106,7 @@ def _speed_sentences(table: Table, logs: Logs) -> list[str]:
 
 
 def _speed(arm: Arm, reached: Reached) -> str:
-    some = "" if reached.reached == reached.of else f" ({reached.reached} of {reached.of} runs)"
+    some = "" if reached.reached == reached.of else f" ({reached.reached} of {_runs(reached.of)})"
     who = "the baseline itself" if arm.is_baseline else arm.label
     return f"{who} at step {reached.step:,}{some}"
 
@@ -146,6 +148,10 @@ def _number(arm: Arm, value: float, *, unit: bool = True) -> str:
 
 def _seeds(count: int) -> str:
     return f"{count} seed{'s' if count != 1 else ''}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' if count != 1 else ''}"
 
 
 def _pairs(count: int) -> str:

@@ -41,6 +41,11 @@ def lambda_series(table: Table) -> dict[str, list[Arm]]:
     return {name: sorted(arms, key=lambda arm: arm.runs[0].lam) for name, arms in series.items()}
 
 
+def in_sigma(arms: list[Arm]) -> str:
+    """Return what a series' name needs beside λ alone: of which unit its λ is, when that is σ_max(W)."""
+    return ", λ in σ_max(W)" if lambda_in_sigma(arms[0].runs[0]) else ""
+
+
 def plot_lambda_curve(table: Table, path: Path) -> list[Path]:
     """Draw every seed as a dot and each series' mean as a line; λ in weight units and λ in σ_max(W) have a panel each.
 

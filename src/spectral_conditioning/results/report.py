@@ -68,7 +68,7 @@ th { border-bottom: 2px solid var(--soft); vertical-align: bottom; } td.number, 
 td.arm, td.number { white-space: nowrap; } td.each, td.remarks { min-width: 12rem; }
 tbody tr:first-child td.arm { font-weight: 600; } td.best { font-weight: 700; background: var(--best); }
 ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem; } li { overflow-wrap: anywhere; }
-.loud { color: var(--warn); font-weight: 600; } .say { max-width: 60rem; }
+a { color: inherit; } .loud { color: var(--warn); font-weight: 600; } .say { max-width: 60rem; }
 figure { margin: 1.2rem 0; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 @media (max-width: 45rem) { figure { overflow-x: auto; } img { max-width: none; width: 46rem; } }
 figcaption { color: var(--soft); font-size: .88rem; }
@@ -185,12 +185,23 @@ def _draw_inherited(index: int) -> Pictures:
     return jobs[index].run(logs)
 
 
-def _page(comparison: Comparison, sections: list[str]) -> str:
-    left_out = [
-        f"<h2>{escape(heading)} ({len(lines)})</h2>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-        for heading, lines in comparison.left_out().items()
-    ]
-    body = "\n".join(["<h1>Spectral conditioning: comparison</h1>", *sections, *left_out])
+@dataclass(frozen=True)
+class _Section:
+    """One part of the page: its title as text, and the HTML below it."""
+
+    title: str
+    body: str
+
+
+def _page(comparison: Comparison, sections: list[_Section]) -> str:
+    parts = list(sections)
+    for heading, lines in comparison.left_out().items():
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        parts.append(_Section(f"{heading} ({len(lines)})", f"<ul>{items}</ul>"))
+    links = "".join(f'<li><a href="#part-{place}">{escape(part.title)}</a></li>' for place, part in enumerate(parts))
+    contents = [f"<nav><ul>{links}</ul></nav>"] if len(parts) > 1 else []
+    titled = [f'<h2 id="part-{place}">{escape(part.title)}</h2>\n{part.body}' for place, part in enumerate(parts)]
+    body = "\n".join(["<h1>Spectral conditioning: comparison</h1>", *contents, *titled])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -199,7 +210,7 @@ def _page(comparison: Comparison, sections: list[str]) -> str:
     )
 
 
-def _section(shown: Table | Sweep, pictures: Pictures, comparison: Comparison) -> str:
+def _section(shown: Table | Sweep, pictures: Pictures, comparison: Comparison) -> _Section:
     laid = sweep_grid(shown) if isinstance(shown, Sweep) else grid(shown)
     paragraph = [] if isinstance(shown, Sweep) else [f'<p class="say">{escape(describe(shown, comparison.logs))}</p>']
     images = [
@@ -210,7 +221,7 @@ def _section(shown: Table | Sweep, pictures: Pictures, comparison: Comparison) -
     notes = "".join(
         f'<li class="loud">{escape(note)}</li>' if is_loud(note) else f"<li>{escape(note)}</li>" for note in laid.notes
     )
-    return "\n".join([f"<h2>{escape(laid.title)}</h2>", *paragraph, _html_table(laid), f"<ul>{notes}</ul>", *images])
+    return _Section(laid.title, "\n".join([*paragraph, _html_table(laid), f"<ul>{notes}</ul>", *images]))
 
 
 def _html_table(laid: Grid) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,27 +21,39 @@ def offsets(count: int) -> list[float]:
 
 
 def draw_dots(axis: Any, arm: Arm, x: float, look: dict[str, Any], *, offset: float) -> None:
-    """Draw one dot a seed at x (hollow at chance, × on the axis when diverged) and a bar at the mean."""
+    """Draw one dot a seed at x (hollow at chance, × on the axis when diverged) and a bar at the mean.
+
+    Seeds of equal value share one dot, its area theirs together.
+    """
     where, colour = shifted(axis, offset), look["color"]
     if arm.mean is not None and len(arm.values) > 1:
         axis.plot(
             [x], [arm.mean], marker="_", color=colour, markersize=12, markeredgewidth=1.6, linestyle="",
             transform=where, zorder=3,
         )  # fmt: skip
-    for run in arm.runs:
-        if run.value is None:
-            axis.plot(
-                [x], [0.015], marker="x", color=colour, markersize=6, markeredgewidth=1.6, clip_on=False,
-                transform=shifted(axis, offset, across=True), zorder=5,
-            )  # fmt: skip
-            continue
-        # A moved line does not count for the limits of a log axis.
-        axis.update_datalim([(x, arm.metric.shown(run.value))], updatex=False)
+    if arm.diverged:
         axis.plot(
-            [x], [arm.metric.shown(run.value)], marker=look["marker"], color=colour, markersize=4.6, linestyle="",
-            markerfacecolor="white" if run.at_chance else colour, markeredgewidth=0.9 if run.at_chance else 0.4,
-            markeredgecolor=colour if run.at_chance else "white", transform=where, zorder=4,
+            [x], [0.015], marker="x", color=colour, markersize=_size(6, len(arm.diverged)), markeredgewidth=1.6,
+            clip_on=False, transform=shifted(axis, offset, across=True), zorder=5,
         )  # fmt: skip
+    for (value, at_chance), count in _ended(arm).items():
+        # A moved line does not count for the limits of a log axis.
+        axis.update_datalim([(x, value)], updatex=False)
+        axis.plot(
+            [x], [value], marker=look["marker"], color=colour, markersize=_size(4.6, count), linestyle="",
+            markerfacecolor="white" if at_chance else colour, markeredgewidth=0.9 if at_chance else 0.4,
+            markeredgecolor=colour if at_chance else "white", transform=where, zorder=4 - 0.1 * min(count, 9),
+        )  # fmt: skip
+
+
+def _ended(arm: Arm) -> Counter[tuple[float, bool]]:
+    """Count the seeds that ended with each (value in the table's unit, at chance)."""
+    return Counter((arm.metric.shown(run.value), bool(run.at_chance)) for run in arm.runs if run.value is not None)
+
+
+def _size(single: float, count: int) -> float:
+    """The diameter, in points, of a mark whose area is that of `count` single ones."""
+    return single * math.sqrt(count)
 
 
 def draw_chance(axis: Any, chance: float | None) -> None:
@@ -69,8 +83,10 @@ def mark_handles(arms: Sequence[Arm]) -> list[Any]:
     """Legend entries for the marks of `draw_dots` that occur."""
     from matplotlib.lines import Line2D
 
+    shared = any(len(arm.diverged) > 1 or max(_ended(arm).values(), default=0) > 1 for arm in arms)
     marks = (
         (any(len(arm.values) > 1 for arm in arms), "mean; dots are seeds", {"marker": "_", "markersize": 11}),
+        (shared, "larger: seeds of equal value", {"marker": "o", "markersize": _size(4.6, 3)}),
         (any(arm.collapsed for arm in arms), "hollow: not told from chance, in no mean",
          {"marker": "o", "markerfacecolor": "white"}),
         (any(arm.diverged for arm in arms), "diverged, in no mean", {"marker": "x"}),

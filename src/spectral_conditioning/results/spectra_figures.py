@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spectral_conditioning.analysis.limits import SENSITIVITY_LIMIT
-from spectral_conditioning.results.curve_lines import Drawn, curve_handle, curve_key, draw_curves
+from spectral_conditioning.results.curve_lines import Drawn, curve_handle, curve_key, draw_curves, step_axis
 from spectral_conditioning.results.curves import ArmCurve, Logs, arm_curve
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,
@@ -22,7 +22,7 @@ from spectral_conditioning.results.figure_style import (
     new_figure,
     save,
 )
-from spectral_conditioning.results.lambda_curve import lambda_series
+from spectral_conditioning.results.lambda_curve import in_sigma, lambda_series
 from spectral_conditioning.results.log_axis import mark_zero, notable, zero_level
 from spectral_conditioning.results.summary import Arm, Table
 from spectral_conditioning.results.training_curves import MOST_IN_ONE_PANEL, arm_looks
@@ -119,7 +119,7 @@ def _series_looks(table: Table) -> list[tuple[str, list[Look]]]:
     colours = lambda_colours([arm.runs[0].lam for arm in table.arms])
     base: list[Look] = [(table.baseline, BASELINE_COLOUR, "--")] if table.baseline else []
     return [
-        (f", {series}", [*base, *((arm, colours[arm.runs[0].lam], "-") for arm in arms)])
+        (f", {series}{in_sigma(arms)}", [*base, *((arm, colours[arm.runs[0].lam], "-") for arm in arms)])
         for series, arms in lambda_series(table).items()
     ]
 
@@ -146,7 +146,10 @@ def _draw(table: Table, series: str, rows: list[list[str]], looks: list[Look], p
 
 def _panel(axis: Any, name: str, looks: list[Look], logs: Logs) -> list[ArmCurve]:
     """Draw one quantity of every arm and return the curves, one for each arm."""
-    arms: list[Drawn] = [(arm_curve(arm, f"{SPLIT}/{name}", logs), colour, line) for arm, colour, line in looks]
+    # One seed's condition number may be decades above the others', and would be their mean.
+    arms: list[Drawn] = [
+        (arm_curve(arm, f"{SPLIT}/{name}", logs, average="median"), colour, line) for arm, colour, line in looks
+    ]
     values = [value for curves, _, _ in arms for points in [*curves.learned, *curves.failed] for _, value in points]
     quantity = QUANTITIES.get(_split(name)[0])
     if quantity and quantity.limits:
@@ -156,7 +159,7 @@ def _panel(axis: Any, name: str, looks: list[Look], logs: Logs) -> list[ArmCurve
         _draw_scaled(axis, arms, values, quantity.threshold if quantity else None)
     axis.set_title(title(name), fontsize=10)
     axis.set_ylabel(quantity.label if quantity else "")
-    axis.set_xlabel("optimizer step")
+    step_axis(axis)
     return [curves for curves, _, _ in arms]
 
 

@@ -1,6 +1,7 @@
 """Statistics of paired differences d_1 … d_n (conditioned − baseline, one per seed).
 
-Each says nothing (None) below the number of pairs from which it means something: t-test 3, bootstrap 5, sign-flip 6.
+Each says nothing (None) below the number of pairs from which it means something: t-test and its interval 3, bootstrap 5,
+sign-flip 6.
 """
 
 from __future__ import annotations
@@ -47,6 +48,22 @@ def paired_t_test(differences: Sequence[float]) -> float | None:
     return float(2 * stdtr(len(d) - 1, -abs(t)))
 
 
+def t_interval(differences: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
+    """Student's interval of the mean difference: mean ± t_(n−1)·std / √n. It leaves 0 out exactly when p < 1 − level.
+
+    None where `paired_t_test` is None.
+    """
+    if paired_t_test(differences) is None:
+        return None
+    from scipy.special import stdtrit
+
+    mean, spread = mean_std(differences)
+    assert mean is not None
+    assert spread is not None
+    half = float(stdtrit(len(differences) - 1, (1 + level) / 2)) * spread / math.sqrt(len(differences))
+    return mean - half, mean + half
+
+
 def sign_flip_test(differences: Sequence[float]) -> float | None:
     """Exact two-sided p: the share of all 2ⁿ sign patterns whose |Σ ±d_i| is at least the observed |Σ d_i|.
 
@@ -66,7 +83,7 @@ def sign_flip_test(differences: Sequence[float]) -> float | None:
 def bootstrap_interval(differences: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
     """Percentile bootstrap interval of the mean difference (Efron 1979), the same draws at every call.
 
-    With few pairs it is too narrow; None below five.
+    With few pairs it is too narrow (of five normal differences' intervals, about 84 % hold the true mean); None below five.
     """
     if len(differences) < BOOTSTRAP_PAIRS:
         return None
@@ -96,12 +113,10 @@ def seeds_needed(
     """Smallest number of pairs n at which a two-sided paired t-test sees a true mean difference `gain`.
 
     Power at significance `alpha`, from the non-central distribution of the test; `spread` is the standard deviation of the
-    differences. None when gain is 0 or n would exceed `most`.
+    differences. None when gain is 0, when n would exceed `most`, and without a spread to judge by.
     """
-    if gain == 0 or not math.isfinite(gain) or not math.isfinite(spread) or spread < 0:
+    if gain == 0 or not math.isfinite(gain) or not math.isfinite(spread) or spread <= 0:
         return None
-    if spread == 0:
-        return 2
     # Power rises with n: double until it suffices, then halve the gap.
     high = 2
     while _power(high, gain=gain, spread=spread, alpha=alpha) < power:

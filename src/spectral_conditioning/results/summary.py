@@ -84,6 +84,10 @@ class Arm:
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
+        return statistics.t_interval(self.differences)
+
+    @cached_property
+    def bootstrap(self) -> tuple[float, float] | None:
         return statistics.bootstrap_interval(self.differences)
 
     @cached_property
@@ -96,8 +100,22 @@ class Arm:
 
     @property
     def wins(self) -> int:
-        """Pairs in which the conditioned run ended better."""
-        return sum(self.metric.sign * d > 0 for d in self.differences)
+        """Pairs in which the conditioned run ended better; a run that failed is behind one that learned."""
+        return self.lost_to_baseline + sum(self.metric.sign * d > 0 for d in self.differences)
+
+    @property
+    def spread_known(self) -> bool:
+        """True when the spread of the differences says how many seeds a gain would need.
+
+        Failed seeds are no part of it, and a number of seeds made from the others would promise too much; nor does one same
+        difference in every seed tell anything.
+        """
+        return len(self.differences) == len(self.pairs) and self.p_t is not None and any(self.differences)
+
+    @property
+    def lost_to_baseline(self) -> int:
+        """Pairs without a difference although the arm's own run learned: the baseline's failed."""
+        return sum(pair.run.learned and not pair.baseline.learned for pair in self.pairs)
 
     @property
     def saturated_runs(self) -> int:
@@ -239,7 +257,7 @@ def _build_table(pairing: Pairing, setting: Setting, published: Sequence[Publish
         strict=True,
     ):
         arm.p_t_holm, arm.p_flip_holm = p_t, p_flip
-        if reference and metric.percent and len(arm.differences) >= statistics.T_TEST_PAIRS:
+        if reference and metric.percent and arm.spread_known:
             spread = arm.difference_std
             assert spread is not None
             arm.seeds_needed = statistics.seeds_needed(gain=reference.gain, spread=spread)

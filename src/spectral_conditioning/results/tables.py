@@ -48,7 +48,8 @@ def grid(table: Table) -> Grid:
         metric.label: True,
         "median": True,
         f"Δ {metric.difference_unit}": True,
-        "95 % interval": paired >= statistics.BOOTSTRAP_PAIRS,
+        "ahead": True,
+        "95 % t-interval": paired >= statistics.T_TEST_PAIRS,
         "p t (Holm)": paired >= statistics.T_TEST_PAIRS,
         "p sign-flip (Holm)": paired >= statistics.SIGN_FLIP_PAIRS,
         "seeds needed": table.reference is not None and paired >= statistics.T_TEST_PAIRS and metric.percent,
@@ -70,7 +71,8 @@ def _cells(arm: Arm, table: Table) -> dict[str, str]:
         "median": metric.number(arm.median) if arm.median is not None else "diverged",
         "each seed": "  ".join(_seed_text(arm, run, named=not one_seed_set) for run in arm.runs),
         f"Δ {metric.difference_unit}": difference_text(arm),
-        "95 % interval": _interval_text(arm),
+        "ahead": f"{arm.wins} of {len(arm.pairs)}" if arm.pairs else DASH,
+        "95 % t-interval": _interval_text(arm),
         "p t (Holm)": _p_text(arm.p_t, arm.p_t_holm),
         "p sign-flip (Holm)": _p_text(arm.p_flip, arm.p_flip_holm),
         "seeds needed": _needed_text(arm, table),
@@ -121,9 +123,10 @@ def _p(value: float) -> str:
 
 
 def _needed_text(arm: Arm, table: Table) -> str:
-    if arm.is_baseline or len(arm.differences) < statistics.T_TEST_PAIRS or table.reference is None:
-        return DASH
-    return str(arm.seeds_needed) if arm.seeds_needed else f"> {statistics.SEEDS_SEARCHED:,}"
+    if arm.seeds_needed:
+        return str(arm.seeds_needed)
+    # With a known spread and no number, the search went to its end.
+    return f"> {statistics.SEEDS_SEARCHED:,}" if arm.spread_known and table.reference is not None else DASH
 
 
 def notes(table: Table) -> list[str]:
@@ -144,10 +147,20 @@ def notes(table: Table) -> list[str]:
     if any(arm.failures for arm in table.all_arms):
         found.append(
             "Runs that diverged or ended at chance (*) are named and enter no mean, difference or test, which can flatter their "
-            "arm; the median counts them."
+            "arm; the median and the seeds ahead count them."
+        )
+    if table.baseline and table.baseline.failures:
+        base = table.baseline
+        found.append(
+            "The baseline learned in no seed: nothing here says how an arm stands to a baseline that works."
+            if not base.values
+            else f"The baseline failed in {base.failures} of {len(base.runs)} seeds, which no difference or test has: that "
+            "flatters the baseline."
         )
     if any(len(arm.runs) != len(table.baseline.runs) for arm in table.arms if table.baseline):
         found.append("Arms differ in their seeds: compare by Δ, which takes only seeds that both arms have.")
+    if any(arm.interval for arm in table.arms):
+        found.append("t-interval: Student's, of Δ, for each arm by itself; Holm's correction is in the p in brackets.")
     if reference and any(arm.seeds_needed for arm in table.arms):
         found.append(
             f"Seeds needed: pairs at which a paired t-test would see the paper's gain of {reference.gain:+.2f} points with 80 % "

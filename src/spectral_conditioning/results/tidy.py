@@ -27,6 +27,7 @@ RUN_COLUMNS = [
     "reason",
     "metric",
     "mode",
+    "unit",
     "value",
     "value_step",
     "rule",
@@ -46,8 +47,9 @@ RUN_COLUMNS = [
 ]
 ARM_COLUMNS = [
     "experiment", "setting", "arm", "series", "lam", "metric", "mode", "unit", "seeds", "learned", "diverged", "collapsed",
-    "mean", "std", "median", "pairs", "difference", "difference_std", "interval_low", "interval_high", "p_t", "p_t_holm",
-    "p_sign_flip", "p_sign_flip_holm", "seeds_needed", "paper", "paper_gain", "parameters", "train_samples", "steps",
+    "mean", "std", "median", "pairs", "seeds_ahead", "difference", "difference_std", "interval_low", "interval_high",
+    "bootstrap_low", "bootstrap_high", "p_t", "p_t_holm", "p_sign_flip", "p_sign_flip_holm", "seeds_needed", "paper",
+    "paper_gain", "parameters", "train_samples", "steps",
 ]  # fmt: skip
 
 
@@ -76,7 +78,10 @@ def runs_csv(
 
 
 def arms_csv(tables: Iterable[Table]) -> str:
-    """One line for every arm of every table; values in the table's unit (accuracies in percent)."""
+    """One line for every arm of every table; values in the table's unit (accuracies in percent).
+
+    interval: Student's, 95 % (from 3 pairs); bootstrap: the percentile bootstrap's (from 5).
+    """
     return csv_text(ARM_COLUMNS, [_arm_line(arm, table) for table in tables for arm in table.all_arms])
 
 
@@ -84,8 +89,9 @@ def _run_line(run: Run) -> dict[str, Any]:
     return {
         "experiment": run.experiment, "setting": "", "arm": run.arm, "arm_id": run.arm_id, "series": series_label(run),
         "lam": run.lam, "seed": run.seed, "status": run.status, "metric": run.metric.name, "mode": run.metric.mode,
-        "value": run.value, "value_step": run.value_step, "rule": run.rule, "weights": run.weights, "chance": run.chance,
-        "at_chance": run.at_chance, "steps": run.steps, "diverged_at": run.diverged_at, "skipped_steps": run.skipped_steps,
+        "unit": "fraction" if run.metric.percent else "", "value": run.value, "value_step": run.value_step, "rule": run.rule,
+        "weights": run.weights, "chance": run.chance, "at_chance": run.at_chance, "steps": run.steps,
+        "diverged_at": run.diverged_at, "skipped_steps": run.skipped_steps,
         "saturated_layers": (run.saturation or {}).get("saturated"), "commit": run.code.get("commit"),
         "source": shown_source(run.source),
         **{key: run.scale.get(key) for key in ("parameters", "train_samples", "val_samples")},
@@ -95,12 +101,15 @@ def _run_line(run: Run) -> dict[str, Any]:
 def _arm_line(arm: Arm, table: Table) -> dict[str, Any]:
     run = arm.runs[0]
     low, high = arm.interval or (None, None)
+    bootstrap_low, bootstrap_high = arm.bootstrap or (None, None)
     return {
         "experiment": table.experiment, "setting": table.setting, "arm": arm.label, "series": series_label(run),
         "lam": run.lam, "metric": table.metric.name, "mode": table.metric.mode, "unit": table.metric.unit,
         "seeds": len(arm.runs), "learned": len(arm.values), "diverged": len(arm.diverged), "collapsed": len(arm.collapsed),
         "mean": arm.mean, "std": arm.std, "median": arm.median, "pairs": len(arm.differences),
-        "difference": arm.difference_mean, "difference_std": arm.difference_std, "interval_low": low, "interval_high": high,
+        "seeds_ahead": arm.wins if arm.pairs else None, "difference": arm.difference_mean,
+        "difference_std": arm.difference_std, "interval_low": low, "interval_high": high, "bootstrap_low": bootstrap_low,
+        "bootstrap_high": bootstrap_high,
         "p_t": arm.p_t, "p_t_holm": arm.p_t_holm, "p_sign_flip": arm.p_flip, "p_sign_flip_holm": arm.p_flip_holm,
         "seeds_needed": arm.seeds_needed, "paper": table.reference.text() if table.reference else None,
         "paper_gain": table.reference.gain if table.reference else None, "parameters": run.scale.get("parameters"),

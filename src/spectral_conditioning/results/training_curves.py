@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from spectral_conditioning.results.curve_lines import curve_handle, curve_key, draw_curves
+from spectral_conditioning.results.curve_lines import curve_handle, curve_key, draw_curves, step_axis
 from spectral_conditioning.results.curves import ArmCurve, Logs, arm_curve, curve_name
 from spectral_conditioning.results.figure_style import (
     BASELINE_COLOUR,
@@ -19,7 +20,7 @@ from spectral_conditioning.results.figure_style import (
     new_figure,
     save,
 )
-from spectral_conditioning.results.lambda_curve import lambda_series
+from spectral_conditioning.results.lambda_curve import in_sigma, lambda_series
 from spectral_conditioning.results.summary import Arm, Table
 
 # More conditioned arms than this in one panel cannot be told apart: each series of λ gets a panel of its own.
@@ -82,8 +83,17 @@ def _all_in_one(table: Table, found: list[Quantity]) -> Any:
 
 
 def arm_looks(table: Table) -> list[tuple[Arm, str, str]]:
-    """Return (arm, colour, line) with the baseline in black; every second line is dashed, so that equal curves both show."""
-    looks = [(arm, PALETTE[index % len(PALETTE)], ("-", "--")[index % 2]) for index, arm in enumerate(table.arms)]
+    """Return (arm, colour, line) with the baseline in black; every second line is dashed, so that equal curves both show.
+
+    The first arm of each series has the series' colour in the λ figure; the others take the colours that are left.
+    """
+    firsts = [id(arms[0]) for arms in lambda_series(table).values()]
+    left = count(len(firsts))
+    colours = [firsts.index(id(arm)) if id(arm) in firsts else next(left) for arm in table.arms]
+    looks = [
+        (arm, PALETTE[colour % len(PALETTE)], ("-", "--")[place % 2])
+        for place, (arm, colour) in enumerate(zip(table.arms, colours, strict=True))
+    ]
     return ([(table.baseline, BASELINE_COLOUR, "-")] if table.baseline else []) + looks
 
 
@@ -103,7 +113,7 @@ def _by_series(table: Table, found: list[Quantity]) -> Any:
             looks = [(quantity.curves[arm.label], colours[arm.runs[0].lam], "-") for arm in arms]
             looks += [(quantity.curves[base.label], BASELINE_COLOUR, "--") for base in baseline]
             draw_curves(axis, looks)
-            axis.set_title(name, fontsize=9)
+            axis.set_title(f"{name}{in_sigma(arms)}", fontsize=9)
             _finish(axis, quantity)
         for axis in panels[len(series) :]:
             axis.set_visible(False)
@@ -127,7 +137,7 @@ def _curves(found: list[Quantity], arms: Sequence[Arm]) -> list[ArmCurve]:
 
 
 def _finish(axis: Any, quantity: Quantity) -> None:
-    axis.set_xlabel("optimizer step")
+    step_axis(axis)
     axis.set_ylabel(quantity.label)
     values = [float(y) for drawn in axis.lines for y in drawn.get_ydata() if math.isfinite(y)]
     if values and min(values) > 0 and max(values) > 50 * min(values) and not quantity.primary:
