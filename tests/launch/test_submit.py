@@ -266,6 +266,12 @@ def test_status_of_a_local_study_says_where_every_run_stands(
     assert "# study mine in elsewhere/.studies/mine: 5 runs: 5 missing" in capsys.readouterr().out
     assert not Path("elsewhere").exists()
     assert dispatch(["submit", "mine", "--local", "2"]) == 1
+    assert "5 runs: " in capsys.readouterr().out
+    assert dispatch(["submit", "mine", "--local", "2", "optim.lr=0.1", "--dry-run"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 6, "what this call would train, without the runs of the call before"
+    assert listed[-1].endswith(": 5 runs: 5 missing")
+    assert dispatch(["submit", "mine", "--local", "2"]) == 1
     assert "failed: imagenet/small · baseline · seed 1: the disk is full\n" in capsys.readouterr().out
     with RunFolder(owned[0]):
         assert dispatch(["status", "mine"]) == 1, "paths.runs is the study's"
@@ -274,7 +280,7 @@ def test_status_of_a_local_study_says_where_every_run_stands(
         ["seed", "0", "done", "val/accuracy 0.8750"],
         ["seed", "1", "failed", "the disk is full"],
         ["seed", "2", "interrupted", "had got to step 30/100"],
-        ["seed", "3", "running", "outside the queue: step 30/100, loss 1.0000"],
+        ["seed", "3", "running", "step 30/100, loss 1.0000"],
         ["seed", "4", "missing", "not started"],
     ]
     assert " ".join(lines[5]) == "5 runs: 1 running, 1 done, 1 failed, 1 interrupted, 1 missing"

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,10 +103,10 @@ def summary(states: dict[str, State]) -> str:
     )
 
 
-def all_states(study: StudyFolder) -> dict[str, State]:
-    """Return the state of every run; the queue is asked once, and only where there is a Slurm."""
+def all_states(study: StudyFolder, *, only: Collection[str] | None = None) -> dict[str, State]:
+    """Return the state of every run, or of those named; the queue is asked once, and only where there is a Slurm."""
     queue = slurm.queue() if study.jobs and slurm.available() else {}
-    return {name: state_of(study, name, run, queue) for name, run in study.runs.items()}
+    return {name: state_of(study, name, run, queue) for name, run in study.runs.items() if only is None or name in only}
 
 
 def state_of(study: StudyFolder, name: str, run: Run, queue: dict[tuple[str, int | None], slurm.Queued]) -> State:
@@ -125,7 +126,7 @@ def state_of(study: StudyFolder, name: str, run: Run, queue: dict[tuple[str, int
         if queued is not None:
             return State("running", f"job {_name(job, index)}: {_progress(run)}", (job.id, index))
     if RunFolder(run.folder).in_use():
-        return State("running", f"outside the queue: {_progress(run)}")
+        return State("running", f"{'outside the queue: ' if study.jobs else ''}{_progress(run)}")
     if last is None:
         return _without_job(study, name, run)
     job, index = last

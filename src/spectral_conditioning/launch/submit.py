@@ -21,7 +21,7 @@ from spectral_conditioning.launch.plan import Part, plan
 from spectral_conditioning.launch.scripts import array_script, train_script
 from spectral_conditioning.launch.site import Site, read_site, value_from_text
 from spectral_conditioning.launch.status import State, all_states, failures, summary
-from spectral_conditioning.launch.study import config_name, expand
+from spectral_conditioning.launch.study import Element, config_name, expand
 from spectral_conditioning.launch.study_file import read_study, split_words
 from spectral_conditioning.launch.submission import Job, StudyFolder
 from spectral_conditioning.training.record import source_digest
@@ -120,12 +120,12 @@ def run(args: argparse.Namespace) -> int:
     elements = expand(study, overrides)
     if not elements:
         raise ConfigError(f"study {study.name!r} has no runs")
-    folder = StudyFolder.of(study.name, elements)
+    folder, asked = StudyFolder.of(study.name, elements), asked_for(elements)
     code = ["--sources", source_digest(), f"--changed-code={args.changed_code}"]
     writer = Writer(folder, sites, code, args.max_parallel)
     limit = slurm.max_array() if slurm.available() else slurm.DEFAULT_MAX_ARRAY - 1
     if args.dry_run:
-        states = all_states(folder)
+        states = all_states(folder, only=asked)
         parts = plan(elements, states, limit=limit, first_number=len(folder.jobs) + 1)
         print("\n".join(describe(writer, parts, states)))
         return 0
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
             "sbatch is not installed here; submit from a login node, or look at the scripts with --dry-run"
         )
     with folder.owned():
-        parts = plan(elements, all_states(folder), limit=limit, first_number=len(folder.jobs) + 1)
+        parts = plan(elements, all_states(folder, only=asked), limit=limit, first_number=len(folder.jobs) + 1)
         if not parts:
             print("nothing to submit: every run is finished or in the queue")
         folder.save_configs([element for part in parts for element in part.elements.values()])
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             print(
                 f"job {job}: {len(part.elements)} {'elements' if part.is_array else 'run'} ({writer.script_path(part)})"
             )
-        print(summary(all_states(folder)))
+        print(summary(all_states(folder, only=asked)))
     print(f"follow them with: spectral status {_relative(folder.path)}")
     return 0
 
@@ -158,10 +158,11 @@ def run_locally(args: argparse.Namespace) -> int:
     elements = expand(study, overrides)
     if not elements:
         raise ConfigError(f"study {study.name!r} has no runs")
-    folder, failed = StudyFolder.of(study.name, elements), 0
+    folder, asked, failed = StudyFolder.of(study.name, elements), asked_for(elements), 0
     if args.dry_run:
-        print("\n".join(run.label for run in folder.runs.values()))
-        print(f"# study {folder.path.name} in {_relative(folder.path)}: {summary(all_states(folder))}")
+        states = all_states(folder, only=asked)
+        print("\n".join(folder.runs[name].label for name in states))
+        print(f"# study {folder.path.name} in {_relative(folder.path)}: {summary(states)}")
         return 0
     with folder.owned():
         folder.write()  # so that `spectral status` knows the runs
@@ -170,12 +171,17 @@ def run_locally(args: argparse.Namespace) -> int:
             failed += train_locally(configs, folder=folder.path / "local" / stage.name, workers=args.local)
             if failed:
                 break  # A later stage starts from the runs of this one.
-    states = all_states(folder)
+    states = all_states(folder, only=asked)
     print(summary(states))
     for line in failures(folder, states):
         print(f"failed: {line}")
     print(f"look again with: spectral status {_relative(folder.path)}")
     return 1 if failed else 0
+
+
+def asked_for(elements: Sequence[Element]) -> set[str]:
+    """Return the names of the runs that this call is about; the study's folder may know more from earlier calls."""
+    return {config_name(config) for element in elements for config in element.configs}
 
 
 def split_site(words: Sequence[str]) -> tuple[list[str], str, dict[str, Any]]:

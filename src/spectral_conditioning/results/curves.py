@@ -91,8 +91,7 @@ def arm_curve(
 
 def middle_curve(seeds: Sequence[Curve], average: Average = "mean") -> Curve:
     """Return the mean or the median over seeds at every step that all of them logged."""
-    found = {"mean": fmean, "median": _median}[average]
-    return [(step, found(values)) for step, values in _shared(seeds)]
+    return [(step, fmean(values) if average == "mean" else _median(values)) for step, values in _shared(seeds)]
 
 
 def _median(values: list[float]) -> float:
