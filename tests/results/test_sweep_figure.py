@@ -58,6 +58,15 @@ def test_sweep_is_drawn_over_a_log_axis_with_every_run(
     assert_nothing_overlaps(figure)
 
 
+def test_labels_of_a_narrow_range_are_the_swept_values_alone(
+    write: Write, runs: Path, drawn: list[Any], tmp_path: Path
+) -> None:
+    sweep_figure.plot_sweep(swept(write, runs, [3e-4, 1e-3, 3e-3], [0.0, 1.0]), tmp_path / "x.png")
+    (axis,) = drawn[0].axes
+    labels = [label.get_text() for minor in (False, True) for label in axis.get_xticklabels(minor=minor)]
+    assert [text for text in labels if text] == ["0.0003", "0.001", "0.003"]
+
+
 def test_sweep_over_words_has_a_place_for_each(write: Write, runs: Path, drawn: list[Any], tmp_path: Path) -> None:
     sweep_figure.plot_sweep(swept(write, runs, ["adamw", "sgd"], [0.0, 1.0], key="name"), tmp_path / "x.png")
     (axis,) = drawn[0].axes
